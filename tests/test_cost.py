@@ -78,6 +78,18 @@ class TestMemory:
         assert (memory.static, memory.boundary, memory.held_per_sample) == (2000, 0, 105)
         assert memory.peak((1, 1, 1, 1), 2) == 2000 + 2 * 105 + 10
 
+    def test_the_first_layer_of_a_stage_saves_what_was_measured_of_it_there(self) -> None:
+        """Layer 1 saves 42 without what enters, which each micro-batch in flight has in a receive buffer; where there is one such
+        buffer only, autograd keeps it, too. The last stage has the targets of the step, 3 bytes of each sample."""
+        layers = [LAYERS[0], LAYERS[1] | {"first_saved_bytes_per_sample": 42}, LAYERS[2]]
+        of = costs(layers)
+        of.profile = of.profile.model_copy(update={"target_bytes_per_sample": 3})
+        memory = of.stage_memory("a", 1, 3, samples=4)
+        assert (memory.boundary, memory.held_per_sample) == (4 * 3, 42 + 40 + 5 + 10)
+        assert of.stage_memory("a", 0, 3, samples=4).held_per_sample == 30 + 50 + 40 + 5
+        assert of.stage_memory("a", 1, 2, samples=4).boundary == 0
+        assert costs(layers, overhead={"receive_buffers": "one"}).stage_memory("a", 1, 3, samples=4).held_per_sample == 95
+
     def test_receive_buffers_for_all_micro_batches_of_a_step(self) -> None:
         """As torch.distributed.pipelining has them: 4 inputs of 10, or 4 gradients of 10."""
         memory = costs(overhead={"receive_buffers": "step"}).stage_memory("a", 1, 3, samples=4)

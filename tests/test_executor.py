@@ -27,6 +27,7 @@ from hetpipe.runtime.stages import transfers
 from hetpipe.runtime.stages.executor import StageRun, forward_stages
 from hetpipe.spec.schedule import FORWARD_ONLY, default_depths
 
+CPU = torch.device("cpu")
 PATIENCE = 60.0  # seconds that only a deadlock takes
 WIDTH = 3
 
@@ -134,12 +135,13 @@ class Pipeline:
         self.ends = [list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in pair), strict=True))
                      for pair in pairwise(cuts)]  # fmt: skip
         self.meters = [MemoryMeter() for _ in cuts[1:]]
+        self.rooms = [(transfers.Room(CPU, meter), transfers.Room(CPU, meter)) for meter in self.meters]
         self.frozen = forward_stages([own[0][1] for own in self.ends[:-1]]) if depths is not None else 0
         names: Any = ("down", "up", "hosts" if one_by_one else None)  # of the groups in `Network`
         self.runs = [
             StageRun(
                 make_stage(layers, lo, hi), index=s, stages=len(cuts) - 1, peers=((s - 1,), (s + 1,)), lanes=Lanes(*names),
-                sizes=sizes, depths=depths, recorder=Recorder(torch.device("cpu"), meter=self.meters[s]),
+                rooms=self.rooms[s], sizes=sizes, depths=depths, recorder=Recorder(CPU, meter=self.meters[s]),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
                 last_backward=lambda: None, frozen=self.frozen,
             )
@@ -223,11 +225,11 @@ def test_every_schedule_ends_with_the_gradients_of_one_device(
     assert all(receiver >= pipeline.frozen for lane, _, receiver in pipeline.network.sent if lane == "up")
     for s, run in enumerate(pipeline.runs):
         depth = FORWARD_ONLY if s < pipeline.frozen else min(depths[s], m)
-        inward, gradients = run._inputs, run._gradients
+        inward, gradients = pipeline.rooms[s]
         tensors = 2 if tuples else 1
-        assert inward is None or len(inward._all) <= tensors * min(m, depth + 1)
-        assert gradients is None or len(gradients._all) <= min(m, max(2, depth + 1))
-        assert (gradients is None) == (s < pipeline.frozen or s == len(pipeline.runs) - 1)
+        assert len(inward._all) <= tensors * min(m, depth + 1)
+        assert len(gradients._all) <= min(m, max(2, depth + 1))
+        assert (run._gradients is None) == (s < pipeline.frozen or s == len(pipeline.runs) - 1)
         assert s >= pipeline.frozen or not run._flying
 
 
@@ -244,7 +246,23 @@ def test_forward_only_gives_every_output_in_order(
     assert [i for i, _ in seen] == list(range(len(sizes)))
     with torch.no_grad():
         torch.testing.assert_close(torch.cat([t for _, t in seen]), as_tuple(layers(inputs))[0])
-    assert all(run._inputs is None or len(run._inputs._all) <= 3 * (1 + tuples) for run in pipeline.runs)
+    assert all(len(inward._all) <= 3 * (1 + tuples) for inward, _ in pipeline.rooms)
+
+
+def test_runs_of_a_stage_use_the_same_buffers() -> None:
+    """A message takes what is free, or, where that is too small, new buffers in its place, as large as any of its step needs."""
+    meter, small, large = MemoryMeter(), *([TensorSpec((n,), torch.float32, False)] for n in (2, 8))
+    room = transfers.Room(CPU, meter)
+    first, second = room.take(small, [small]), room.take(small, [small])
+    room.give(first)
+    assert room.take(small, [small]) is first
+    room.give(first)
+    room.give(second)
+    assert [t.numel() for t in room.take(small, [small, large])] == [2]
+    assert [t.numel() for t in room.take(large, [small, large])] == [8]
+    assert meter.used == (2 + 8) * 4
+    room.empty()
+    assert meter.used == 0
 
 
 def test_as_many_receive_buffers_as_are_in_flight_however_many_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,12 +270,11 @@ def test_as_many_receive_buffers_as_are_in_flight_however_many_micro_batches(mon
     layers, inputs, targets = models(3, [False] * 3, False, 64)
     pipeline = Pipeline(layers, inputs, [0, 1, 2, 3], [1] * 64, default_depths("1f1b", 3, 64), monkeypatch)
     pipeline.run(targets)
-    middle = pipeline.runs[1]
-    assert middle._inputs is not None
-    assert middle._gradients is not None
-    assert (len(middle._inputs._all), len(middle._gradients._all)) == (3, 2)
+    inward, gradients = pipeline.rooms[1]
+    assert (len(inward._all), len(gradients._all)) == (3, 2)
     assert pipeline.meters[1].used == 5 * WIDTH * 8
-    middle.close()
+    inward.empty()
+    gradients.empty()
     assert pipeline.meters[1].used == 0
 
 
@@ -289,7 +306,7 @@ def test_several_peers_have_a_part_each_of_a_message(monkeypatch: pytest.MonkeyP
 
     def one() -> None:
         out = transfers.Outgoing((1, 2), "down")  # type: ignore[arg-type]
-        back = transfers.Incoming((1, 2), "up", x.device, None)  # type: ignore[arg-type]
+        back = transfers.Incoming((1, 2), "up", transfers.Room(CPU, None))  # type: ignore[arg-type]
         back.begin([specs(x.shape, y.shape)])
         out.send([x, y])
         back.post()
@@ -297,7 +314,7 @@ def test_several_peers_have_a_part_each_of_a_message(monkeypatch: pytest.MonkeyP
         out.settle(1)
 
     def of_two(rank: int, *shapes: tuple[int, ...]) -> None:
-        comes = transfers.Incoming((0,), "down", x.device, None)  # type: ignore[arg-type]
+        comes = transfers.Incoming((0,), "down", transfers.Room(CPU, None))  # type: ignore[arg-type]
         comes.begin([specs(*shapes)])
         back = transfers.Outgoing((0,), "up")  # type: ignore[arg-type]
         comes.post()

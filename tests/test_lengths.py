@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from hetpipe.layers.device import Emulation
 from hetpipe.layers.model import Loss, Model, ShapedBatch, cross_entropy
@@ -13,9 +15,12 @@ from hetpipe.measuring import confirm, profiler
 from hetpipe.measuring.cache import cache_path
 from hetpipe.measuring.layer_run import LayerRun
 from hetpipe.measuring.profiler import measure_device, profile_model
+from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import LengthFactor, Measurement
+from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
+from hetpipe.training.table import train_table
 from tests.support.nets import LENGTH, batch, build
 from tests.support.ranks import cluster_of
 
@@ -94,8 +99,20 @@ def test_a_profile_of_other_lengths_is_another() -> None:
     assert len(paths) == 3
 
 
-def test_steps_that_differ_are_told_in_the_mean() -> None:
-    seconds = [9.0] * WARMUP_STEPS + [1.0, 1.0, 7.0]
-    alike, unlike = (TrainResult(plan=None, step_seconds=seconds, steps_differ=differ) for differ in (False, True))
-    assert (alike.usual_step_seconds, unlike.usual_step_seconds) == (1.0, 3.0)
-    assert TrainResult(plan=None, steps_differ=True).usual_step_seconds == 0.0
+def test_measured_and_predicted_seconds_are_of_the_same_steps() -> None:
+    """Steps of 4 numbers take 1 s, and one of them that something held up 9 s; one of 8 numbers takes 4 s. Predicted are 2 s in
+    the mean of an epoch, in which lengths come as often as not: here three of four steps are short."""
+    seconds, numbers = [9.0] * WARMUP_STEPS + [1.0, 1.0, 9.0, 4.0], [8] * WARMUP_STEPS + [4, 4, 4, 8]
+    lengths = (LengthFactor(numbers=4, factor=0.5), LengthFactor(numbers=8, factor=1.5))
+    predicted = Timeline(spans=(), step_seconds=2.0, pipeline_seconds=2.0, sync_seconds=0.0, optimizer_seconds=0.0)
+    found = TrainResult(plan=None, step_seconds=seconds, step_numbers=numbers, lengths=lengths, predicted=predicted)
+    assert found.usual_step_seconds == (3 * 1.0 + 4.0) / 4
+    assert found.predicted_step_seconds == 2.0 * (3 * 0.5 + 1.5) / 4
+    assert found.summary()["predicted_step_seconds"] == found.predicted_step_seconds
+    said = io.StringIO()
+    Console(file=said, width=100).print(train_table(found))
+    assert "1.75 s (mean of 4, of 2 lengths)" in said.getvalue()
+    assert "1.50 s (of the same lengths, measured +16.7%)" in said.getvalue()
+    alike = TrainResult(plan=None, step_seconds=seconds, predicted=predicted)
+    assert (alike.usual_step_seconds, alike.predicted_step_seconds) == (2.5, 2.0)
+    assert TrainResult(plan=None).usual_step_seconds == 0.0

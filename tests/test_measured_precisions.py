@@ -152,8 +152,9 @@ def test_copies_that_a_step_keeps_are_counted_apart_from_what_a_sample_saves() -
         2 * 16,  # the output, which the next layer has as its input
         2 * 16 * 16,  # the copy of the frozen weight
         2 * 16 + 4 + 4,  # its input, mean and deviation
-        2 * 16 + 4 * 4 + 4 * 4,  # its input's copy; what the loss keeps, in float32
+        2 * 16 + 4 * 4,  # its input; what the loss keeps beside the target, in float32
     ]
+    assert saved.first == [2 * 8, 2 * 16, 2 * 16 * 16, 4 + 4, 4 * 4]  # without what enters
     assert saved_bytes(model(net()), CPU).cast == [0] * 5
 
 
@@ -228,7 +229,8 @@ def test_memory_in_a_lower_precision_is_what_a_stage_of_several_micro_batches_ta
                 flying.append((loss, output))
         memory = Costs(profile, make_cluster([{"a": 1}])).stage_memory("a", 0, 5, samples=sum(sizes))
         parameters = sum(p.nbytes for p in layers.parameters())
-        predicted = memory.static - 2 * parameters + sum(sizes) * (memory.held_per_sample - float(profile.output_bytes[-1]))
+        kept = memory.held_per_sample - float(profile.output_bytes[-1]) + profile.target_bytes_per_sample
+        predicted = memory.static - 2 * parameters + sum(sizes) * kept
         unused = 2 * (32 + 32 + 4) + 2 * 8 * 32
         assert predicted == meter.used + unused
         del flying, loss, output

@@ -47,7 +47,8 @@ def model(
 
 def test_bytes_of_linear_relu_and_layer_norm() -> None:
     """Per sample, float32: Linear keeps its input; ReLU its output, the storage that the next layer keeps too (counted once, with
-    ReLU); LayerNorm its mean and deviation beside; mse the difference of output and target (its two inputs)."""
+    ReLU); LayerNorm its mean and deviation beside; mse the output, and the target, which is counted apart. The first layer of a
+    stage does not keep what enters it."""
     made = model(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     rows, input_bytes = layer_profiles(made, CPU)
     F = 4
@@ -66,8 +67,9 @@ def test_bytes_of_linear_relu_and_layer_norm() -> None:
         16 * F,
         0,
         (4 + 1 + 1) * F,
-        4 * F + 2 * F + 2 * F,
+        4 * F + 2 * F,
     ]
+    assert [row.first_saved_bytes_per_sample for row in rows] == [0, 16 * F, 0, (1 + 1) * F, 2 * F]
     assert {row.buffer_bytes for row in rows} == {0}
     assert {row.tied for row in rows} == {None}
 
@@ -83,7 +85,7 @@ def test_a_storage_counts_once_and_parameters_never() -> None:
     found = saved_bytes(model(nn.Linear(8, 8), TwiceSaved(), nn.Linear(8, 8, bias=False)), CPU).per_sample
     assert found[0] == 8 * 4  # its input, not its weight
     assert found[1] == 8 * 4  # the Linear's output, once
-    assert found[2] == 8 * 4 + 2 * 8 * 4  # its input (the sum, a new storage), and what mse keeps
+    assert found[2] == 8 * 4 + 8 * 4  # its input (the sum, a new storage), and what mse keeps beside the target
 
 
 def test_half_precision_has_half_the_bytes() -> None:

@@ -15,6 +15,7 @@ from hetpipe.building.build import build_data, build_model
 from hetpipe.building.content import same_content
 from hetpipe.building.data import EpochSampler, Ragged, fetch, size_for
 from hetpipe.building.feed import Batch, Feed, Reading
+from hetpipe.building.masked import masked_first
 from hetpipe.files.messages import InputError
 from hetpipe.language.conversations import chat
 from hetpipe.language.samples import Padded, Sequences, default_sizes
@@ -152,6 +153,21 @@ def build(talk: dict[str, Any], data: dict[str, Any] | None = None, **sections: 
     job = own_job(Path(), "steps", **{"data": chats, **sections})
     found = build_data(job)
     return build_model(job, found.train, found.names), found
+
+
+def test_a_model_is_measured_by_rows_that_need_a_mask(talk: dict[str, Any]) -> None:
+    """The longest sample, which fills the first row that is packed by itself, needs none."""
+    longest = int(build(talk)[1].train.lengths.max())
+    model, data = build(talk, {"pack": True, "length": longest})
+    own, first = (((tokens, positions)[1].diff() != 1).any() for tokens, positions in (data.train[0][0], model.sample(1)[0]))
+    assert (bool(own), bool(first)) == (False, True)
+    model, data = build(talk, {"mask": True})
+    assert not bool(model.sample(1)[0][1].all())
+    positions, mask = torch.tensor([[0, 1, 2], [0, 1, 0], [0, 1, 2]]), torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 0]])
+    inputs = torch.zeros(3, 3), positions, mask
+    assert masked_first(inputs, ("input_ids", "position_ids", "attention_mask")).tolist() == [1, 2, 0]
+    assert masked_first(inputs, ("input_ids", "position_ids")).tolist() == [1, 0, 2]
+    assert masked_first(inputs, None).tolist() == [0, 1, 2]
 
 
 def test_the_model_is_told_what_comes_beside_tokens(talk: dict[str, Any]) -> None:

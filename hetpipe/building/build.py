@@ -14,6 +14,7 @@ from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import fused_loss, labels_of, with_labels
 from hetpipe.building.lengths import shorter_batches
+from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.adapters.adapt import adapted
 from hetpipe.layers.batch_norm import check_batch_norm
@@ -205,8 +206,7 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
 def _refuse_other_inputs(job: Job, layers: nn.Sequential, extras: Sequence[str], *, named: bool) -> None:
     """InputError if the model takes one of the data's tensors for another: a mask for positions, say. A model of ours takes a
     mask behind the tokens, if anything, where neither its function nor its layers name what they take."""
-    every = (getattr(layer, "extras", None) for layer in layers)
-    found: tuple[str, ...] | None = next((own for own in every if isinstance(own, tuple)), None)
+    found = extras_of(layers)
     if found is None and (named or job.model.target is not None):
         return
     own = ("attention_mask",) if found is None else found
@@ -234,15 +234,17 @@ def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
 
 
 def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) -> Model:
-    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is the data's first; a few
-    others are looked at, too, so that what does not fit together is known before anything is measured. `names`: as in
-    DataSplits."""
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is a few of the data's, first
+    those that need a mask; some others are looked at, too, so that what does not fit together is known before anything is
+    measured. `names`: as in DataSplits."""
     layers = build_layers(job, names)
     numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
     try:
         inputs, targets = (as_type(x, job.train.dtype) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
     except (TypeError, ValueError) as error:
         raise InputError(f"data {job.data.label!r}: {error}") from error
+    order = masked_first(inputs, names)
+    inputs, targets, numbers = select(inputs, order), select(targets, order), [numbers[i] for i in order.tolist()]
     first, section = slice(0, ROWS), job.model
     loss = fused_loss(job.loss, layers) if _labels(job) else build_loss(job.loss)
     model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first), loss=loss,

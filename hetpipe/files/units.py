@@ -59,11 +59,15 @@ def three_digits(x: float) -> str:
     return f"{x:.{min(max(decimals, 0), 2)}f}"
 
 
-def human_bytes(size: float) -> str:
-    """Bytes in binary units, three digits: `1.50 KiB`, `23.4 GiB`."""
-    x, unit = float(size), 0
-    while abs(x) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        x, unit = x / 1024, unit + 1
+def human_bytes(size: float, beside: float = 0.0) -> str:
+    """Bytes in binary units, three digits: `1.50 KiB`, `23.4 GiB`; in the unit of what stands `beside` them, if that is more.
+
+    >>> human_bytes(1000 * 2**10), human_bytes(1000 * 2**10, beside=2**20)
+    ('1000 KiB', '0.98 MiB')
+    """
+    x, most, unit = float(size), max(abs(size), beside), 0
+    while most >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        x, most, unit = x / 1024, most / 1024, unit + 1
     return f"{x:.0f} B" if unit == 0 else f"{three_digits(x)} {_BYTE_UNITS[unit]}"
 
 

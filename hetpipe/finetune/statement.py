@@ -50,7 +50,8 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What is said before training begins. `first_step`: of these steps, so many are done."""
+    """What is said before training begins. `first_step`: of these steps, so many are done. `step_seconds` are those of the mean
+    step where they differ (`steps_differ`), since samples have other lengths."""
 
     cards: tuple[str, ...]
     parameters: int
@@ -63,6 +64,7 @@ class Statement:
     steps: int
     first_step: int
     step_seconds: float
+    steps_differ: bool
     instead: tuple[Instead, ...]
 
     @property
@@ -92,7 +94,8 @@ def make_statement(session: Session, plan: Plan, profile: Profile, data: str) ->
         memory=tuple(Held(device=device, kind=cluster.device(device).type, bytes=peaks[device],
                           of_bytes=cluster.type_of(device).memory) for device in plan.device_ids if device in peaks),
         steps=steps, first_step=min(steps, int(done[-1].name.removeprefix("step-"))) if done else 0,
-        step_seconds=study.predicted.step_seconds, instead=tuple(others(*study.problem, plan.global_batch)),
+        step_seconds=study.predicted.step_seconds, steps_differ=bool(profile.lengths),
+        instead=tuple(others(*study.problem, plan.global_batch)),
     )  # fmt: skip
 
 

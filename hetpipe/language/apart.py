@@ -55,7 +55,8 @@ def switch_of(config: Any) -> Limit | None:
     parts = getattr(own, "rope_parameters", None) or {}
     for given in (parts, *(part for part in parts.values() if isinstance(part, dict))):
         kind = given.get("rope_type")
-        most = given.get("original_max_position_embeddings") if kind == "longrope" else own.max_position_embeddings
+        limits = given if kind == "longrope" else vars(own)
+        most = limits.get("original_max_position_embeddings" if kind == "longrope" else "max_position_embeddings")
         if kind in ("longrope", "dynamic") and isinstance(most, int):
             return Limit(f"its positions are of the type {kind}", most, most)
     return None

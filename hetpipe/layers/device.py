@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -16,7 +15,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.spec.cluster import DeviceType
 from hetpipe.spec.options import DEFAULT_RESERVE
-from hetpipe.spec.profile import LengthFactor, Measurement
+from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
 
 
 def usable_bytes(gpu: torch.device) -> int:
@@ -84,8 +84,8 @@ class Emulation:
         times, back = self.host.times(size), max(lo, self.frozen)
         forward = float(times[0][lo:hi].sum())
         factor = self.slowdown
-        if self.lengths and numbers is not None:
-            factor *= float(np.interp(numbers, [x.numbers for x in self.lengths], [x.factor for x in self.lengths]))
+        if numbers is not None:
+            factor *= length_factor(self.lengths, numbers)
         if kind == "F":
             return factor * forward
         again = times[0][back:hi].sum() if recompute else 0.0
@@ -130,6 +130,20 @@ class MemoryMeter:
         """The buffer is given back."""
         self.exclude.discard(tensor.untyped_storage().data_ptr())
         self.free(tensor.untyped_storage().nbytes())
+
+    @contextmanager
+    def lent(self, tensors: Iterable[Tensor], what: str) -> Iterator[None]:
+        """Count these as buffers in here: each by itself, and by its own numbers, whatever memory they are views of."""
+        given = list(tensors)
+        for tensor in given:
+            self.add(tensor.numel() * tensor.element_size(), what)
+        addresses = {t.untyped_storage().data_ptr() for t in given} - self.exclude
+        self.exclude |= addresses
+        try:
+            yield
+        finally:
+            self.exclude -= addresses
+            self.free(sum(t.numel() * t.element_size() for t in given))
 
     def hooks(self) -> saved_tensors_hooks:
         """Context manager for a forward whose saved tensors are to be counted until backward frees them."""

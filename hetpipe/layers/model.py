@@ -60,6 +60,11 @@ def numbers_of(value: Tensors) -> int:
     return sum(math.prod(shape) for shape in row_shapes(value))
 
 
+def sample_bytes(value: Tensors) -> int:
+    """Of one sample's tensors."""
+    return sum(t[:1].numel() * t.element_size() for t in as_tuple(value))
+
+
 def select(value: Tensors, index: slice | Tensor) -> Tensors:
     """Rows of every tensor of a batch."""
     return as_value([t[index] for t in as_tuple(value)])

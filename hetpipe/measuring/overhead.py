@@ -25,6 +25,7 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.executor import StageRun
+from hetpipe.runtime.stages.transfers import Room
 from hetpipe.spec.overhead import DeviceOverhead
 
 REPEATS, MICROBATCHES = 7, 32
@@ -113,8 +114,9 @@ def _stage_run(
         return torch.stack([t.float().sum() for t in as_tuple(output)]).sum()
 
     ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
-    run = StageRun(make_stage(layers, 0, len(layers), device), index=0, stages=1, peers=((), ()), lanes=ALONE, sizes=[1] * count,
-                   depths=[depth], recorder=recorder, loss=loss, last_backward=lambda: None)  # fmt: skip
+    run = StageRun(make_stage(layers, 0, len(layers), device), index=0, stages=1, peers=((), ()), lanes=ALONE,
+                   rooms=(Room(device, None), Room(device, None)), sizes=[1] * count, depths=[depth], recorder=recorder,
+                   loss=loss, last_backward=lambda: None)  # fmt: skip
     nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
 
     def train(microbatches: Sequence[Tensors]) -> None:

@@ -25,7 +25,16 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import Emulation, one_thread, trained_bytes
-from hetpipe.layers.model import Model, ShapedBatch, as_tuple, as_value, move, named_layers, numbers_of
+from hetpipe.layers.model import (
+    Model,
+    ShapedBatch,
+    as_tuple,
+    as_value,
+    move,
+    named_layers,
+    numbers_of,
+    sample_bytes,
+)
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
@@ -38,7 +47,8 @@ from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.number_types import NumberTypes, Precision
 from hetpipe.spec.overhead import DeviceOverhead
-from hetpipe.spec.profile import LengthFactor, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profiles.lengths import LengthFactor
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
@@ -268,6 +278,7 @@ def _with_bytes(measurement: Measurement, model: Model, device: torch.device, ty
     return measurement.model_copy(
         update={
             "saved_bytes_per_sample": tuple(saved.per_sample),
+            "first_saved_bytes_per_sample": tuple(saved.first),
             "output_bytes_per_sample": tuple(leaving),
             "cast_bytes": tuple(saved.cast),
         }
@@ -321,6 +332,7 @@ def assemble(
         overheads=tuple(overheads),
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=state),
         input_bytes_per_sample=input_bytes,
+        target_bytes_per_sample=sample_bytes(model.targets),
         host=host,
         hosts=tuple(m for m in hosts if m is not host) or None,
         lengths=tuple(lengths) or None,

@@ -78,13 +78,14 @@ class Bucket(NamedTuple):
 
 class LayerBytes(NamedTuple):
     """Of a device type's layers: prefix sums of parameters, of those that train, of the copies that a lower precision keeps of
-    them and of what one sample saves [L + 1]; and what it saves in each layer [L]."""
+    them and of what one sample saves [L + 1]; and what it saves in each layer, behind another and as the first of a stage [L]."""
 
     parameters: Array
     trained: Array
     cast: Array
     saved: Array
     saved_by_layer: Array
+    saved_first: Array
 
 
 class RingParts(NamedTuple):
@@ -243,18 +244,20 @@ class Costs:
         in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
         saved bytes; under offload nothing of it but what two layers saved that run one after the other), and where
-        device types compute in unlike precisions also the input as cast. The first stage holds the
-        inputs of all `samples` of the step; another has receive buffers for the inputs in flight and one more, and for the
-        gradient in use and the next (`runtime.stages.executor`). Layers that need no backward save nothing; a stage of them only
-        runs forward, recomputed or not, and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster
-        file's `runtime_overhead` says of the framework."""
-        _, _, cast, saved, plain = self._layer_bytes(device_type, degree)
+        device types compute in unlike precisions also the input as cast. The first stage holds the inputs of all `samples` of the
+        step, and the last one their targets. A later stage has receive buffers for the inputs in flight and one more, and an
+        earlier one for the gradient in use and the next (`runtime.stages.executor`). What enters a stage is thus there, whether
+        autograd saves it or not. Layers that need no backward save nothing; a stage of them only runs forward, recomputed or not,
+        and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster file's `runtime_overhead` says of
+        the framework."""
+        _, _, cast, saved, plain, first = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
         static = parameters + more * trained + float(cast[hi] - cast[lo]) + float(self._buffers[hi] - self._buffers[lo])
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
         given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
-        transient, held = runtime.backward_workspace * largest, float(saved[hi] - saved[lo])
+        begins = plain if runtime.receive_buffers == "one" else first  # of which each micro-batch in flight has what entered
+        transient, held = runtime.backward_workspace * largest, float(begins[lo] + saved[hi] - saved[lo + 1])
         back = self.has_backward(hi)
         recompute, returned = recompute and back, returned if back else 0.0
         if recompute:
@@ -263,6 +266,7 @@ class Costs:
             held, transient = 0.0, transient + float((plain[lo:hi] + np.roll(plain[lo:hi], -1)).max())
         held += float(self._cast_outputs[lo - 1]) if lo and lo >= self.first_trained else 0.0
         boundary, kept, passing = _receive_buffers(runtime.receive_buffers, given, returned, first=lo == 0, recompute=recompute)
+        boundary += self.profile.target_bytes_per_sample if hi == self.layer_count else 0.0
         held, factor = held + kept + output, runtime.allocator_factor
         if not back:  # of as many micro-batches as are in flight on any such stage, whatever its depth
             held, passing = 0.0, passing + FORWARD_ONLY * held
@@ -279,8 +283,9 @@ class Costs:
         if key not in self._bytes:
             parameters, trained = (of(degree, device_type) for of in (profile.parameter_bytes, profile.trained_bytes))
             saved, cast = profile.saved_bytes(degree, device_type), profile.cast_bytes(degree, device_type)
-            saved[: self.first_trained] = 0.0
-            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(cast), _prefix(saved), saved)
+            first = profile.first_saved_bytes(degree, device_type)
+            saved[: self.first_trained] = first[: self.first_trained] = 0.0
+            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(cast), _prefix(saved), saved, first)
         return self._bytes[key]
 
     def link(self, device_a: str, device_b: str) -> Link:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
@@ -61,6 +62,11 @@ class ForwardEngine(Holder, ABC):
         self._outputs: dict[tuple[RowShapes, bool], tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training or not
         self._called = 0  # steps of this engine
         self._faults: list[str] = []  # of this rank, found in the midst of a step
+
+    @property
+    def numbers(self) -> int:
+        """Of the inputs of a sample of the last batch."""
+        return sum(map(prod, self._shapes))
 
     @abstractmethod
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:

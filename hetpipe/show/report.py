@@ -304,14 +304,15 @@ def _utilisation(spans: Iterable[Span], step: float) -> list[str]:
     return [f"{busy:.1f} %", f"{max(0.0, 100 - busy):.1f} %", *map(human_seconds, per_kind.values())]
 
 
-def utilisation_table(predicted: Timeline | None, measured: Timeline) -> Table:
+def utilisation_table(predicted: Timeline | None, measured: Timeline, *, differ: bool = False) -> Table:
     """Per device what part of a step it computes (busy) and does not (bubble), and its seconds by kind.
 
-    What was predicted stands on a second line.
+    What was predicted stands on a second line: where samples `differ` in length from step to step, of the mean step.
     """
     caption = f"of one step, the last that was measured ({human_seconds(measured.step_seconds)})"
     if predicted is not None:
-        caption += f", and of the predicted one ({human_seconds(predicted.step_seconds)})"
+        of = "mean of all lengths" if differ else "one"
+        caption += f", and of the predicted {of} ({human_seconds(predicted.step_seconds)})"
     table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("device", "", "busy", "bubble", "F", "B", "optimizer"):
         table.add_column(column, justify="left" if column in ("device", "") else "right")

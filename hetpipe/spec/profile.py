@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,20 @@ from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.overhead import DeviceOverhead
+from hetpipe.spec.profiles.lengths import LengthFactor
+from hetpipe.spec.profiles.tie import Tie
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
-OWN_BYTES = ("parameter_bytes", "saved_bytes_per_sample", "output_bytes_per_sample", "cast_bytes")  # of a measurement
+OWN_BYTES = ("parameter_bytes", "saved_bytes_per_sample", "first_saved_bytes_per_sample", "output_bytes_per_sample",
+             "cast_bytes")  # of a measurement
 HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping
 
 
 class LayerProfile(Strict):
     """The bytes of one layer. Saved bytes are what autograd keeps from forward to backward; a storage that several
-    layers save is counted with the first of them, parameters never. `tied` names a group of layers that share a
+    layers save is counted with the first of them, parameters never. `first_saved_bytes_per_sample`: those of a layer that is the
+    first of a stage, without what enters it; where it is left out, as many as of any. `tied` names a group of layers that share a
     parameter of `tied_parameter_bytes` (part of `parameter_bytes` in each of them). `trained_bytes`: those of
     `parameter_bytes` that train, all of them where it is left out; only these have gradients and optimizer state. Of them,
     `tied_trained_bytes` are shared: where it is left out, `tied_parameter_bytes` if `trained_bytes` are as many, else 0."""
@@ -35,6 +39,7 @@ class LayerProfile(Strict):
     parameter_bytes: Bytes
     output_bytes_per_sample: Bytes
     saved_bytes_per_sample: Bytes
+    first_saved_bytes_per_sample: Bytes | None = None
     buffer_bytes: Bytes = 0
     tied: Name | None = None
     tied_parameter_bytes: Bytes = 0
@@ -75,24 +80,17 @@ class LayerProfile(Strict):
         return self.tied_parameter_bytes if self.trained_bytes is None or self.trained_bytes >= self.tied_parameter_bytes else 0
 
 
-class Tie(NamedTuple):
-    """A group of layers that share a parameter, and the bytes of it that train."""
-
-    name: str
-    layers: tuple[int, ...]
-    trained_bytes: int
-
-
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
     A tensor-parallel degree above 1 carries its own parameter and saved bytes per device; of these parameters as large a part
     trains as of the whole layer's.
 
     `precision`: what matrix products are computed in, by torch's autocast where that is not fp32; parameters are of float32.
-    Below fp32 a measurement has bytes of its own. `saved_bytes_per_sample`: what a sample leaves for backward.
-    `output_bytes_per_sample`: what leaves each layer. `cast_bytes`: the copies of parameters in that precision, which autocast
-    makes once a step and keeps until its end, however many samples are in flight; the seconds of making them are part of
-    `optimizer_seconds`, which hold what a layer takes once a step."""
+    Below fp32 a measurement has bytes of its own. `saved_bytes_per_sample`: what a sample leaves for backward, and
+    `first_saved_bytes_per_sample` where the layer is the first of a stage. `output_bytes_per_sample`: what leaves each layer.
+    `cast_bytes`: the copies of parameters in that precision, which autocast makes once a step and keeps until its end, however
+    many samples are in flight; the seconds of making them are part of `optimizer_seconds`, which hold what a layer takes once a
+    step."""
 
     device_type: Name
     tensor_parallel: DeviceCount = 1
@@ -103,6 +101,7 @@ class Measurement(Strict):
     optimizer_seconds: Times
     parameter_bytes: tuple[Bytes, ...] | None = None
     saved_bytes_per_sample: tuple[Bytes, ...] | None = None
+    first_saved_bytes_per_sample: tuple[Bytes, ...] | None = None
     output_bytes_per_sample: tuple[Bytes, ...] | None = None
     cast_bytes: tuple[Bytes, ...] | None = None
 
@@ -163,13 +162,6 @@ class OptimizerProfile(Strict):
     state_bytes_per_parameter_byte: Factor
 
 
-class LengthFactor(Strict):
-    """How many times as long as in the mean a step takes whose samples have so many numbers in their inputs (tokens, pixels)."""
-
-    numbers: Annotated[int, Field(strict=True, ge=0)]
-    factor: Factor
-
-
 class Profile(Document):
     """A measured model. Where samples have other lengths from step to step, seconds are means over all steps, bytes those of the
     longest samples, and `lengths` says how steps differ. `host` holds the plain speed of the machine that emulates devices, from
@@ -184,6 +176,7 @@ class Profile(Document):
     overheads: tuple[DeviceOverhead, ...] = ()
     optimizer: OptimizerProfile
     input_bytes_per_sample: Bytes = 0
+    target_bytes_per_sample: Bytes = 0
     host: Measurement | None = None
     hosts: tuple[Measurement, ...] | None = None
     lengths: tuple[LengthFactor, ...] | None = None
@@ -366,6 +359,14 @@ class Profile(Document):
     def saved_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
         """Bytes per layer that one sample leaves for backward, [L]."""
         return self._per_layer("saved_bytes_per_sample", tensor_parallel, device_type)
+
+    def first_saved_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
+        """The same where the layer is the first of a stage, [L]."""
+        own = self.measurement(device_type, tensor_parallel) if device_type else None
+        if own is not None and own.saved_bytes_per_sample is not None:
+            return np.array(own.first_saved_bytes_per_sample or own.saved_bytes_per_sample, dtype=np.float64)
+        pairs = ((layer.first_saved_bytes_per_sample, layer.saved_bytes_per_sample) for layer in self.layers)
+        return np.array([saved if first is None else first for first, saved in pairs], dtype=np.float64)
 
     def _per_layer(self, name: str, tensor_parallel: int, device_type: str | None) -> Array:
         """The measurement's own numbers where it has them, else the layers'. At degree 1 every type holds the same parameters."""

@@ -6,6 +6,7 @@ import math
 import signal
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -29,6 +30,7 @@ from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.job import Job
+from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
 from hetpipe.training.observers.records import CheckpointRecord, EvaluationRecord, RunRecord
@@ -63,16 +65,17 @@ class Loop:
         self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
         engine.sync.sent_as = torch.bfloat16 if job.train.gradient_sums == "bfloat16" else None
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
-        self.result = TrainResult(plan=engine.plan, steps_differ=isinstance(session.data.train, Ragged))
+        self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
         self.saved = None
         if job.checkpoint is not None:
             self.saved = Saved(job=job, section=job.checkpoint, run=self.state, content=session.content)
 
-    def run(self, predicted: Timeline | None = None) -> TrainResult:
-        """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did."""
+    def run(self, predicted: Timeline | None = None, lengths: Sequence[LengthFactor] = ()) -> TrainResult:
+        """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did.
+        `predicted`: the mean step, from which others differ as a profile's `lengths` say."""
         start = self._resume()
-        self.metrics.begin(start, predicted)
+        self.metrics.begin(start, predicted, lengths)
         with attending(self.engine.world, self._facts(start)) as observers:
             with StopRequest() as stop:
                 self._train(start, stop, observers)
@@ -90,7 +93,7 @@ class Loop:
             job=self.job, plan=self.engine.plan, cluster=self.session.cluster, first_step=start, total_steps=self.total,
             predicted_step_seconds=predicted.step_seconds if predicted is not None else None,
             peak_bytes={device: peak for device, peak, _ in self.engine.usage()}, is_main=self.engine.world.is_main,
-            steps_differ=self.result.steps_differ,
+            steps_differ=isinstance(self.session.data.train, Ragged),
         )  # fmt: skip
 
     def _train(self, start: int, stop: StopRequest, observers: Observers) -> None:

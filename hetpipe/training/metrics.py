@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hetpipe.building.feed import Batch
@@ -11,6 +12,7 @@ from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import LogSection
+from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 
@@ -29,9 +31,9 @@ class Metrics:
         self._utilisation: Mapping[str, float] = {}
         self._told, self._left_out = 0.0, False
 
-    def begin(self, first: int, predicted: Timeline | None) -> None:
+    def begin(self, first: int, predicted: Timeline | None, lengths: Sequence[LengthFactor]) -> None:
         """A run begins with step `first`."""
-        self.result.first_step, self.result.predicted = first, predicted
+        self.result.first_step, self.result.predicted, self.result.lengths = first, predicted, lengths
 
     def begin_step(self) -> None:
         """A step begins, and the one before has ended."""
@@ -44,6 +46,7 @@ class Metrics:
         """The step's loss and samples; whether the optimizer left it out."""
         self._left_out = left_out
         self.result.losses.append(loss)
+        self.result.step_numbers.append(self.engine.numbers)
         self.result.samples += samples
         self._batches.append(samples)
         if len(self._batches) == WARMUP_STEPS:
@@ -84,6 +87,8 @@ class Metrics:
             elapsed = max(sum(self.result.steady_seconds), 1e-9)
             self.result.overrun_fraction = max(row[2] for row in rows) / elapsed
             self.result.peak_bytes = {row[0]: row[1] for row in rows if row[1] is not None}
+            if self.result.measured is not None:
+                self.result.measured = replace(self.result.measured, peak_bytes=self.result.peak_bytes)
 
     def _timeline(self) -> Timeline:
         """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""

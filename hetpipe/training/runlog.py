@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import cut
@@ -24,16 +24,19 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
 from hetpipe.study.make import make_study
 
 WARMUP_STEPS = 2
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(kw_only=True)
 class TrainResult:
     """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
     where an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of
-    the run that was resumed; `steps_differ`: whether they have samples of other lengths; `exported`: where its weights are."""
+    the run that was resumed. `step_numbers`: how many numbers a sample of each step has (left out: all as many), by which steps
+    differ as the profile's `lengths` say. `exported`: where its weights are."""
 
     plan: Plan | None
     losses: list[float] = field(default_factory=list)
@@ -48,13 +51,31 @@ class TrainResult:
     predicted: Timeline | None = None
     overrun_fraction: float = 0.0
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    steps_differ: bool = False
+    step_numbers: list[int] = field(default_factory=list)
+    lengths: Sequence[LengthFactor] = ()
     exported: Path | None = None
 
     @property
     def usual_step_seconds(self) -> float:
-        """Of the steady steps: the median, or, where these differ, the mean."""
-        return fmean(self.steady_seconds) if self.steps_differ and self.step_seconds else steady_median(self.step_seconds)
+        """Of the steady steps: the median; where samples have other lengths from step to step the mean, each of these steps as
+        long as the median of its length."""
+        alike: dict[int, list[float]] = {}
+        for numbers, seconds in zip(self.steady_numbers, self.steady_seconds, strict=True):
+            alike.setdefault(numbers, []).append(seconds)
+        return sum(len(times) * median(times) for times in alike.values()) / max(1, len(self.steady_seconds))
+
+    @property
+    def predicted_step_seconds(self) -> float | None:
+        """What was predicted of the same steps; None where nothing was."""
+        if self.predicted is None:
+            return None
+        factors = [length_factor(self.lengths, numbers) for numbers in self.steady_numbers]
+        return self.predicted.step_seconds * (fmean(factors) if factors else 1.0)
+
+    @property
+    def steady_numbers(self) -> list[int]:
+        """Of a sample in each of the steady steps."""
+        return _steady(self.step_numbers[: len(self.step_seconds)] or [0] * len(self.step_seconds))
 
     @property
     def steady_seconds(self) -> list[float]:
@@ -81,7 +102,7 @@ class TrainResult:
             "losses": losses,
         }
         if self.predicted is not None:
-            found["predicted_step_seconds"] = self.predicted.step_seconds
+            found["predicted_step_seconds"] = self.predicted_step_seconds
         if self.evaluation is not None:
             found |= {"test_loss": number(self.evaluation.loss), "test_accuracy": self.evaluation.metric,
                       "test_samples": self.evaluated_samples}  # fmt: skip
@@ -89,12 +110,14 @@ class TrainResult:
             found["exported"] = str(self.exported)
         if self.measured is not None:
             found["peak_bytes"] = self.peak_bytes
+            if self.predicted is not None:
+                found["predicted_peak_bytes"] = dict(self.predicted.peak_bytes)
             found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}
         return found
 
 
-def _steady(seconds: list[float]) -> list[float]:
-    return seconds[WARMUP_STEPS:] or seconds
+def _steady(steps: list[Number]) -> list[Number]:
+    return steps[WARMUP_STEPS:] or steps
 
 
 def steady_median(seconds: list[float]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -20,18 +22,7 @@ def train_table(result: TrainResult) -> RenderableType:
     elif result.loss_before is not None:
         rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:
-        rows += [
-            (f"measured step ({'mean' if result.steps_differ else 'median'})", human_seconds(result.usual_step_seconds)),
-            ("samples per second", f"{result.samples_per_second:.2f}"),
-        ]
-        if result.predicted is not None:
-            difference = result.usual_step_seconds / result.predicted.step_seconds - 1
-            rows.append(
-                (
-                    "predicted step",
-                    f"{human_seconds(result.predicted.step_seconds)} (measured {difference:+.1%})",
-                )
-            )
+        rows += [*_step_rows(result), ("samples per second", f"{result.samples_per_second:.2f}")]
     if result.evaluation is not None:
         some = f" of {result.test_samples}" if result.evaluated_samples < result.test_samples else ""
         more = "; train.evaluate_samples=all takes all" if some else ""
@@ -45,19 +36,32 @@ def train_table(result: TrainResult) -> RenderableType:
         table.add_row(name, value)
     parts: list[RenderableType] = [table]
     if result.measured is not None:
-        parts.append(utilisation_table(result.predicted, result.measured))
+        parts.append(utilisation_table(result.predicted, result.measured, differ=bool(result.lengths)))
     if result.peak_bytes:
         parts.append(memory_table(result))
     return Group(*parts)
 
 
+def _step_rows(result: TrainResult) -> Iterator[tuple[str, str]]:
+    """A step as measured and as predicted: of the same steps."""
+    seconds, predicted = result.usual_step_seconds, result.predicted_step_seconds
+    count, kinds = len(result.steady_seconds), len(set(result.steady_numbers))
+    of = f"mean of {count}, of {kinds} lengths" if kinds > 1 else f"median of {count}"
+    yield "measured step", f"{human_seconds(seconds)} ({of})"
+    if predicted is not None:
+        same = "of the same lengths, " if kinds > 1 else ""
+        yield "predicted step", f"{human_seconds(predicted)} ({same}measured {seconds / predicted - 1:+.1%})"
+
+
 def memory_table(result: TrainResult) -> Table:
-    """Greatest bytes on each device: as measured, and as the plan predicted."""
+    """Greatest bytes on each device: as measured, as the plan predicted, and by how much the first is off."""
     table = Table(title="peak memory")
     table.add_column("device")
-    table.add_column("measured", justify="right")
-    table.add_column("predicted", justify="right")
+    for column in ("measured", "predicted", "measured is"):
+        table.add_column(column, justify="right")
     predicted = result.predicted.peak_bytes if result.predicted is not None else {}
     for device, size in sorted(result.peak_bytes.items()):
-        table.add_row(device, human_bytes(size), human_bytes(predicted[device]) if device in predicted else "")
+        said = predicted.get(device, 0)
+        beside = (human_bytes(said, beside=size), f"{size / said - 1:+.1%}") if said else ("", "")
+        table.add_row(device, human_bytes(size, beside=said), *beside)
     return table

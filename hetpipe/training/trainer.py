@@ -62,7 +62,7 @@ class Trainer:
                 predicted, is_main = None, engine.world.is_main
                 if is_main:
                     predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
-                found = Loop(job, session, engine).run(predicted)
+                found = Loop(job, session, engine).run(predicted, profile.lengths or ())
                 result = found if is_main else None
         if result is None:
             return None

@@ -195,6 +195,7 @@ def profiles(draw: st.DrawFn, kinds: Sequence[str] = ("a", "b", "c"), most_layer
             "parameter_bytes": draw(bytes_),
             "output_bytes_per_sample": draw(st.sampled_from([1, 10])) * draw(st.integers(0, 50)),
             "saved_bytes_per_sample": draw(st.sampled_from([1, 2, 4])) * draw(bytes_),
+            "first_saved_bytes_per_sample": draw(st.none() | bytes_),
             "buffer_bytes": draw(st.integers(0, 50)),
         }
         for _ in range(count)

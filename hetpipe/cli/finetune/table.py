@@ -46,7 +46,8 @@ def _rows(s: Statement) -> Iterator[tuple[str, str]]:
     yield "plan", s.plan
     yield "memory", _memory(s.memory)
     left = f"{s.steps - s.first_step} of {s.steps} steps left" if s.first_step else f"{s.steps} steps"
-    seconds = f", {human_seconds(s.step_seconds)} each: about {duration(s.seconds)}"
+    each = "each in the mean" if s.steps_differ else "each"
+    seconds = f", {human_seconds(s.step_seconds)} {each}: about {duration(s.seconds)}"
     yield "time", f"{left}{seconds}" if s.first_step < s.steps else f"all {s.steps} steps are done"
     for other in s.instead:
         yield other.name, instead_text(other, s.step_seconds)

@@ -5,6 +5,7 @@ Saved bytes come from one forward, by saved-tensor hooks: shared storage once, p
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from hetpipe.layers.model import Model, Tensors, as_tuple, as_value, move, named
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import tied_layers, trace_boundaries
-from hetpipe.layers.stage import alias
+from hetpipe.layers.stage import alias, works_in_place
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.layer_run import loss_of, without_history
 from hetpipe.measuring.precision.casts import Copy, kept_copies
@@ -24,47 +25,81 @@ from hetpipe.spec.profile import LayerProfile
 
 
 class Kept(NamedTuple):
-    """Bytes per layer: what one sample leaves for backward, and the copies of parameters that autocast keeps during a step."""
+    """Bytes per layer: what one sample leaves for backward, behind the layer before and as the first of a stage, and the copies
+    of parameters that autocast keeps during a step."""
 
     per_sample: list[int]
+    first: list[int]
     cast: list[int]
 
 
 def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> Kept:
     """What each layer keeps. The layers run one after the other, each in a graph of its own, so that its parameters can go with
-    it; what it saved stays, and is not counted again in a later layer. Copies of parameters that autocast makes anew in each
-    forward (of those that do not train) belong to a micro-batch; they are counted with each of its samples, which is never too
-    little."""
+    it; what it saved stays, and is not counted again in a later layer, nor are the inputs that come so far, nor targets, which
+    are in buffers. As the first of a stage a layer does not save what enters, which is in such buffers, but what else layers of
+    one stage share (tables of positions, which a layer hands on beside its output). Copies of parameters that autocast makes anew
+    in each forward (of those that do not train) belong to a micro-batch; they are counted with each of its samples, which is
+    never too little."""
     inputs, targets = (move(x, device) for x in model.sample(1))
-    meter, held, found, tensors = MemoryMeter(), list[Tensor](), Kept([], []), as_tuple(inputs)
+    meter, found, tensors, held = MemoryMeter(), Kept([], [], []), as_tuple(inputs), list(as_tuple(inputs))
     with kept(model.layers):
         for index, layer in enumerate(model.layers):
+            loss = loss_of(model, targets) if index == len(model.layers) - 1 else None
             with layer_on(model.layers, layer, device, types) as running:
                 copies = _copies_of(running, tensors) if types.casts else []
-                meter.exclude |= static_storages(running) | {copy.address for copy in copies}
+                own = static_storages(running) | {copy.address for copy in copies} | _storages(as_tuple(targets))
+                found.first.append(_saved_first(running, tensors, loss, own))
+                meter.exclude |= own
                 before = meter.used
                 with meter.hooks():
                     output = _forward(running, tensors)
-                    loss = loss_of(model, targets)(output) if index == len(model.layers) - 1 else None
+                    end = loss(output) if loss is not None else None
                 found.per_sample.append(meter.used - before)
                 found.cast.append(sum(copy.size_bytes for copy in copies))
                 held += meter.held
-                tensors = tuple(
-                    t.detach().requires_grad_() if t.requires_grad else t for t in as_tuple(output)
-                )
-                del output, loss
-            meter.exclude = {t.untyped_storage().data_ptr() for t in held}
+                tensors = tuple(_handed(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
+                del output, end
+            meter.exclude = _storages(held)
     return found
 
 
+def _saved_first(
+    layer: nn.Module, tensors: tuple[Tensor, ...], loss: Callable[[Tensors], Tensor] | None, own: set[int]
+) -> int:
+    """What the layer saves in a stage that has received these: if it works in place, of a copy of them."""
+    received = _fresh(tensors)
+    given = _fresh(received) if works_in_place(layer) else received
+    meter = MemoryMeter(exclude=own | _storages(received))
+    with meter.hooks():
+        output = _forward(layer, given)
+        end = loss(output) if loss is not None else output
+        saved = meter.used
+    del output, end
+    return saved
+
+
 def _forward(layer: nn.Module, tensors: tuple[Tensor, ...]) -> Tensors:
-    output: Tensors = layer(as_value([alias(t) if t.requires_grad else t for t in tensors]))
+    output: Tensors = layer(as_value([_handed(alias(t), t) if t.requires_grad else t for t in tensors]))
     return output
 
 
+def _handed(tensor: Tensor, whole: Tensor) -> Tensor:
+    """A tensor with what a layer put on another one for the next layer."""
+    vars(tensor).update(vars(whole))
+    return tensor
+
+
+def _fresh(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """These values, which a layer may overwrite."""
+    return tuple(t.clone() for t in without_history(tensors))
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors}
+
+
 def _copies_of(layer: nn.Module, tensors: tuple[Tensor, ...]) -> list[Copy]:
-    """Of a forward with the same inputs, which it may overwrite."""
-    return kept_copies(layer, lambda: _forward(layer, tuple(t.clone() for t in without_history(tensors))))
+    return kept_copies(layer, lambda: _forward(layer, _fresh(tensors)))
 
 
 def saved_bytes_somewhere(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> Kept:
@@ -84,7 +119,7 @@ def boundary_bytes(model: Model, device: torch.device | None = None, types: Numb
 
 def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfile, ...], int]:
     """The bytes of every layer, and the bytes of one sample's input."""
-    ends, saved = boundary_bytes(model), saved_bytes_somewhere(model, device).per_sample
+    ends, saved = boundary_bytes(model), saved_bytes_somewhere(model, device)
     by_name = dict(model.layers.named_parameters(remove_duplicate=False))
     ties: dict[int, list[str]] = {}
     for name, members in tied_layers(model.layers).items():
@@ -100,7 +135,8 @@ def layer_profiles(model: Model, device: torch.device) -> tuple[tuple[LayerProfi
                 name=name,
                 parameter_bytes=parameters,
                 output_bytes_per_sample=ends[index + 1],
-                saved_bytes_per_sample=saved[index],
+                saved_bytes_per_sample=saved.per_sample[index],
+                first_saved_bytes_per_sample=saved.first[index],
                 buffer_bytes=buffers,
                 tied=shared[0] if shared else None,
                 tied_parameter_bytes=sum(p.numel() * p.element_size() for p in tied),

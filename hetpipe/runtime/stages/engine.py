@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
-from hetpipe.layers.model import Model, Tensors, as_value, move, named_layers, split_rows
+from hetpipe.layers.model import Model, Tensors, as_tuple, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, tied_layers
@@ -35,6 +35,7 @@ from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun, forward_stages
+from hetpipe.runtime.stages.transfers import Room
 from hetpipe.runtime.stages.trying import Trying
 from hetpipe.spec.number_types import NumberTypes
 from hetpipe.spec.plan import Plan
@@ -62,11 +63,12 @@ class TorchEngine(PlanEngine):
         self.sync = self._gradient_sync(groups)
         self.recorder = Recorder(device, meter=self._meter(emulation))
         self.recorders = [self.recorder]
+        self._rooms = Room(device, self.recorder.meter), Room(device, self.recorder.meter)
         if self._stage_plan.offload:
             self.stage.offload = Offload(device, self.recorder.meter)
         if emulation is not None:
             self.recorder.seconds = lambda kind, size: self._copied() + emulation.seconds(
-                kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self._numbers
+                kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self.numbers
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], int | None], StageRun] = {}
@@ -89,7 +91,7 @@ class TorchEngine(PlanEngine):
         """An emulated device has made these gradients no sooner than its slower backward would."""
         lo, hi = self._stage_plan.layers
         at = min(i for i, layer in enumerate(self.stage) if not set(parameters).isdisjoint(layer.parameters()))
-        recompute, numbers = self._stage_plan.recompute, self._numbers
+        recompute, numbers = self._stage_plan.recompute, self.numbers
         seconds = emulation.seconds("B", lo + at, hi, self._last_size, recompute=recompute, numbers=numbers)
         self.recorder.pacer.reach(seconds + self._copying)
 
@@ -130,11 +132,6 @@ class TorchEngine(PlanEngine):
         return min(forward_stages([row[stage.layers[1]] for stage in self._replica_plan.stages[:-1]]) for row in rows)
 
     @property
-    def _numbers(self) -> int:
-        """Of the inputs of a sample of this step."""
-        return sum(map(prod, self._shapes))
-
-    @property
     def _own_types(self) -> StageTypes:
         return self.boundaries.stages[self.index]
 
@@ -143,7 +140,7 @@ class TorchEngine(PlanEngine):
         if key not in self._runs:
             planned = self._replica_plan.microbatch_sizes
             for old in [k for k in self._runs if (k[1] is not None) == training and not (training and k[0] == planned)]:
-                self._release(old)
+                del self._runs[old]
             depths = self._replica_plan.depths(self.plan.schedule, len(sizes)) if training else None
             self._runs[key] = StageRun(
                 self.stage,
@@ -151,6 +148,7 @@ class TorchEngine(PlanEngine):
                 stages=len(self._replica_plan.stages),
                 peers=self._peers,
                 lanes=self._lanes,
+                rooms=self._rooms,
                 sizes=sizes,
                 depths=depths,
                 recorder=self.recorder,
@@ -163,12 +161,13 @@ class TorchEngine(PlanEngine):
 
     def _retyped(self) -> None:
         """What crosses the boundaries has other types: their buffers are made anew."""
-        for old in list(self._runs):
-            self._release(old)
+        self._runs.clear()
+        self._empty_rooms()
         self.stage.types = self._own_types
 
-    def _release(self, key: tuple[tuple[int, ...], int | None]) -> None:
-        self._runs.pop(key).close()
+    def _empty_rooms(self) -> None:
+        for room in self._rooms:
+            room.empty()
 
     def _sum_of_replica(self, numbers: Sequence[float]) -> Sequence[float]:
         return self._lanes.sum(numbers) if len(self._replica_plan.stages) > 1 else numbers
@@ -176,8 +175,16 @@ class TorchEngine(PlanEngine):
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
         wanted = self.loss.wanted(targets, sizes, self.device) if targets is not None and self.is_last else None
         self._last_size = sizes[-1]
-        losses = self._run(sizes, training=True).run(self._ends(sizes, training=True), self._microbatches(sizes, inputs), wanted)
+        given = self._microbatches(sizes, inputs)
+        with self._holding([*(given or ()), *(w.targets for w in wanted or ())]):
+            losses = self._run(sizes, training=True).run(self._ends(sizes, training=True), given, wanted)
         return [loss.double() * w.weight for loss, w in zip(losses, wanted or (), strict=True)]
+
+    def _holding(self, batches: Sequence[Tensors]) -> AbstractContextManager[None]:
+        """In here an emulated device holds these, the inputs and targets of a whole step."""
+        meter = self.recorder.meter
+        every = [t for batch in batches for t in as_tuple(batch)]
+        return meter.lent(every, "the inputs and targets of a step") if meter is not None else nullcontext()
 
     def _microbatches(self, sizes: tuple[int, ...], inputs: Tensors | None) -> list[Tensors] | None:
         return split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None
@@ -185,6 +192,7 @@ class TorchEngine(PlanEngine):
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
         ends = self._ends(sizes, training=False)
         self._run(sizes, training=False).run(ends, self._microbatches(sizes, inputs), None, on_output)
+        self._empty_rooms()  # a stage that keeps nothing has more micro-batches in flight than one that trains
 
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """What enters this stage, with the samples together and apart, comes through the stages before it."""
@@ -196,8 +204,8 @@ class TorchEngine(PlanEngine):
         cut = cut_to_try(inputs) if inputs is not None and self.is_first else None
         trying = Trying(self.stage, [leaves for _, leaves in ends])
         run = StageRun(trying, index=self.index, stages=len(self._replica_plan.stages), peers=self._peers, lanes=self._lanes,
-                       sizes=sizes, depths=None, recorder=Recorder(self.device), loss=None,
-                       last_backward=lambda: None)  # fmt: skip
+                       rooms=(Room(self.device, None), Room(self.device, None)), sizes=sizes, depths=None,
+                       recorder=Recorder(self.device), loss=None, last_backward=lambda: None)  # fmt: skip
         given = [move(as_value(rows), self.device) for rows in (cut.whole, *cut.parts)] if cut is not None else None
         with torch.no_grad(), kept(self.stage), norms_off(self.stage), drawing("trial"):
             run.run(ends, given, None, lambda *_: None)

@@ -38,7 +38,7 @@ from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.order import agreed, early
-from hetpipe.runtime.stages.transfers import Incoming, Outgoing
+from hetpipe.runtime.stages.transfers import Incoming, Outgoing, Room
 from hetpipe.spec.schedule import FORWARD_ONLY, Action, check_depths
 
 Ends = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]  # what enters and what leaves a stage with one micro-batch
@@ -63,11 +63,11 @@ def forward_stages(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
 class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given; the first `frozen`
     stages still run only forwards), or only forward. `index` of so many `stages`; `peers` are the ranks with which it exchanges
-    what enters, and what leaves; `last_backward` is called before the last backward, and `seed` before the backward of a loss,
-    for the gradient of its target's."""
+    what enters, and what leaves; `rooms` have the buffers for what enters, and for the gradients of what leaves; `last_backward`
+    is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
 
     def __init__(self, module: Stage, *, index: int, stages: int, peers: tuple[Sequence[int], Sequence[int]], lanes: Lanes,
-                 sizes: Sequence[int], depths: Sequence[int] | None, recorder: Recorder,
+                 rooms: tuple[Room, Room], sizes: Sequence[int], depths: Sequence[int] | None, recorder: Recorder,
                  loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None],
                  seed: Callable[[Wanted], float] = lambda _: 1.0, frozen: int = 0) -> None:  # fmt: skip
         self.module, self.index, self.sizes = module, index, sizes
@@ -80,13 +80,12 @@ class StageRun:
         before = every[index - 1] if index else None
         self.has_backward, self._depth_before = every[index] is not None, before
         self.order = agreed(every, m)[index] if lanes.one_by_one else early(every, index, m)
-        device, meter = recorder.device, recorder.meter
         self._inputs = self._gradients = self._outputs = self._returned = None
         if not self.is_first:
-            self._inputs = Incoming(peers[0], lanes.activations, device, meter)
+            self._inputs = Incoming(peers[0], lanes.activations, rooms[0])
             self._returned = Outgoing(peers[0], lanes.gradients) if before is not None else None
         if not self.is_last:
-            self._gradients = Incoming(peers[1], lanes.gradients, device, meter) if self.has_backward else None
+            self._gradients = Incoming(peers[1], lanes.gradients, rooms[1]) if self.has_backward else None
             self._outputs = Outgoing(peers[1], lanes.activations)
 
     def run(
@@ -227,9 +226,3 @@ class StageRun:
                 f"{action}: the stage's output is {told}, and {'; '.join(map(str, specs))} when it was traced, for which the "
                 "next stage has made room: a layer's shapes must depend on its input's shapes only"
             )
-
-    def close(self) -> None:
-        """The receive buffers are no longer counted; drop the run."""
-        for lane in (self._inputs, self._gradients):
-            if lane is not None:
-                lane.close()

@@ -25,17 +25,53 @@ from hetpipe.processes.whereabouts import waiting
 Message = Sequence[TensorSpec]  # the tensors of one micro-batch
 
 
+class Room:
+    """Receive buffers for what comes one way into a stage. Its runs, of which one is at work at a time, take them in turn."""
+
+    def __init__(self, device: torch.device, meter: MemoryMeter | None) -> None:
+        self._device, self._meter = device, meter
+        self._free: list[list[Tensor]] = []
+        self._all: dict[int, Tensor] = {}
+
+    def take(self, message: Message, messages: Sequence[Message]) -> list[Tensor]:
+        """Buffers that hold this message, or else new ones that hold any of these."""
+        buffers = self._free.pop() if self._free else []
+        if not _hold(buffers, message):
+            self._drop(buffers)
+            buffers = self._new(messages)
+        return buffers
+
+    def give(self, buffers: list[Tensor]) -> None:
+        """They are free."""
+        self._free.append(buffers)
+
+    def empty(self) -> None:
+        """There are none, and none is counted, whether it is free or not."""
+        self._drop(list(self._all.values()))
+        self._free.clear()
+
+    def _new(self, messages: Sequence[Message]) -> list[Tensor]:
+        columns = zip(*messages, strict=True)
+        buffers = [torch.empty(max(s.numel for s in c), dtype=c[0].dtype, device=self._device) for c in columns]
+        for buffer in buffers:
+            if self._meter is not None and buffer.numel():
+                self._meter.own(buffer, "a receive buffer")
+        self._all |= {id(buffer): buffer for buffer in buffers}
+        return buffers
+
+    def _drop(self, buffers: Iterable[Tensor]) -> None:
+        for buffer in buffers:
+            del self._all[id(buffer)]
+            if self._meter is not None and buffer.numel():
+                self._meter.disown(buffer)
+
+
 class Incoming:
     """Messages from the neighbours `peers`. A buffer is in use from `post` to `release`, and then used again, in later steps,
     too, where it has the room: there are as many as were ever in use at once."""
 
-    def __init__(
-        self, peers: Sequence[int], group: dist.ProcessGroup, device: torch.device, meter: MemoryMeter | None
-    ) -> None:
-        self._peers, self._group = peers, group
-        self._device, self._meter = device, meter
-        self._free: list[list[Tensor]] = []
-        self._all: dict[int, Tensor] = {}
+    def __init__(self, peers: Sequence[int], group: dist.ProcessGroup, room: Room) -> None:
+        self._peers, self._group, self._room = peers, group, room
         self.begin([])
 
     def begin(self, messages: Sequence[Message]) -> None:
@@ -47,10 +83,7 @@ class Incoming:
     def post(self) -> None:
         """Let the next message come."""
         message = self._messages[self.posted]
-        buffers = self._free.pop() if self._free else []
-        if not _hold(buffers, message):
-            self._drop(buffers)
-            buffers = self._new()
+        buffers = self._room.take(message, self._messages)
         tensors = tuple(b[: s.numel].view(s.shape) for b, s in zip(buffers, message, strict=True))
         works = [_started(dist.irecv(part, peer, group=self._group)) for peer, part in _parts(tensors, self._peers)]
         self._waiting.append((works, tensors, buffers))
@@ -66,27 +99,7 @@ class Incoming:
 
     def release(self) -> None:
         """The oldest message that was taken is no longer needed."""
-        self._free.append(self._used.popleft())
-
-    def _new(self) -> list[Tensor]:
-        """Buffers that hold any message of this step."""
-        columns = zip(*self._messages, strict=True)
-        buffers = [torch.empty(max(s.numel for s in c), dtype=c[0].dtype, device=self._device) for c in columns]
-        for buffer in buffers:
-            if self._meter is not None and buffer.numel():
-                self._meter.own(buffer, "a receive buffer")
-        self._all |= {id(buffer): buffer for buffer in buffers}
-        return buffers
-
-    def _drop(self, buffers: Iterable[Tensor]) -> None:
-        for buffer in buffers:
-            del self._all[id(buffer)]
-            if self._meter is not None and buffer.numel():
-                self._meter.disown(buffer)
-
-    def close(self) -> None:
-        """The buffers are no longer counted."""
-        self._drop(list(self._all.values()))
+        self._room.give(self._used.popleft())
 
 
 class Outgoing:

@@ -35,10 +35,11 @@ TITLES = {
 def report_page(study: Study) -> str:
     """The page: a section for each thing that the study knows."""
     scene, predicted, measured = study.scene, study.predicted, study.measured
+    differ = study.profile is not None and bool(study.profile.lengths)
     body = [
         words_section(scene), picture_section(scene), moves_section(scene, study.cuts),
         timeline_section(scene, predicted, measured), memory_section(scene, predicted), time_section(scene), proof_section(scene),
-        price_section(scene), against_section(scene, predicted, measured), front_section(study.front),
+        price_section(scene), against_section(scene, predicted, measured, differ=differ), front_section(study.front),
         rules_section(scene, study.rules), changes_section(study.changes, study.plan.global_batch),
     ]  # fmt: skip
     body = [*map(linked, body), section("glossary", "Glossary", glossary())]

@@ -164,8 +164,10 @@ def price_section(scene: Scene) -> str:
     return section("price", "Price", table(["", "per hour", "per million samples"], rows, label="price"))
 
 
-def against_section(scene: Scene, predicted: Timeline | None, measured: Timeline | None) -> str:
-    """The measured step beside the predicted one."""
+def against_section(
+    scene: Scene, predicted: Timeline | None, measured: Timeline | None, *, differ: bool = False
+) -> str:  # fmt: skip
+    """The measured step beside the predicted one; `differ`: whether steps have samples of other lengths."""
     if predicted is None or measured is None:
         return ""
     rows = [["step", human_seconds(measured.step_seconds), human_seconds(predicted.step_seconds),
@@ -175,8 +177,15 @@ def against_section(scene: Scene, predicted: Timeline | None, measured: Timeline
         if device in seen and device in expected:
             cells = [human_seconds(seen[device]), human_seconds(expected[device]), _difference(seen[device], expected[device])]
             rows.append([f"computing on {device}", *cells])
+    for device, size in sorted(measured.peak_bytes.items()):
+        said = predicted.peak_bytes.get(device, 0)
+        cells = [human_bytes(size, beside=said), human_bytes(said, beside=size), _difference(size, said)]
+        rows.append([f"peak memory of {device}", *cells])
     heading = ["", "measured", "predicted", "difference"]
-    return section("measured", "Measured against predicted", table(heading, rows, label="measured against predicted"))
+    note = "Seconds are of one step, the last that was measured" + (
+        ", and of the predicted mean over steps whose samples have other lengths." if differ else ", and of the predicted one.")
+    return section("measured", "Measured against predicted", paragraph(note, kind="note"),
+                   table(heading, rows, label="measured against predicted"))  # fmt: skip
 
 
 def _difference(a: float, b: float) -> str:

@@ -26,7 +26,7 @@ class Outlook(Observer):
         self._seconds, self._waited, self._alike = list[float](), list[float](), not run.steps_differ
         steps = run.total_steps - run.first_step
         if self._predicted is not None and steps > 0:
-            say(_outlook(steps, self._predicted))
+            say(_outlook(steps, self._predicted, differ=run.steps_differ))
 
     def stepped(self, step: StepRecord) -> None:
         """What is measured."""
@@ -51,9 +51,10 @@ class Outlook(Observer):
             )
 
 
-def _outlook(steps: int, seconds: float) -> str:
-    """How long a run is going to take."""
-    text = f"{steps} steps of {human_seconds(seconds)} (predicted): about {duration(steps * seconds)}"
+def _outlook(steps: int, seconds: float, *, differ: bool) -> str:
+    """How long a run is going to take, whose steps `differ` in length or not."""
+    mean = ", in the mean" if differ else ""
+    text = f"{steps} steps of {human_seconds(seconds)} (predicted{mean}): about {duration(steps * seconds)}"
     return text + ("; --set train.steps=N trains fewer" if steps * seconds > 3600 else "")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import nn
 
+from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.layers.batch_norm import check_batch_norm
-from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, unsplit_note
+from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, select, unsplit_note
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.layers.untouched.randomness import drawing
@@ -57,6 +59,8 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
         with set_aside(model):
             whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
                           batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
+            order = masked_first(inputs, ("input_ids", *(extras_of(model) or ())))
+            whole = replace(whole, inputs=select(inputs, order), targets=select(targets, order))
             check_batch_norm(model, batch_norm)
             # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
             check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
