@@ -114,6 +114,7 @@ def _swapped(parameters: Sequence[nn.Parameter]) -> None:
 def _with_decay(parameters: Sequence[nn.Parameter]) -> None:
     for p in parameters:
         p.grad = p.grad + 0.5 * p if p.grad is not None else None  # which has a graph
+    parameters[0].grad = parameters[0].detach().clone().requires_grad_()  # which is a leaf
 
 
 REPLACED: dict[str, Callable[[Sequence[nn.Parameter]], None]] = {
@@ -132,7 +133,7 @@ def beside(layers: nn.Module) -> list[nn.Parameter]:
     """Such parameters, with such gradients, that no engine knows."""
     found = [nn.Parameter(p.detach().clone()) for p in layers.parameters()]
     for p, own in zip(found, layers.parameters(), strict=True):
-        p.grad = own.grad.clone() if own.grad is not None else None
+        p.grad = own.grad.detach().clone() if own.grad is not None else None
     return found
 
 
