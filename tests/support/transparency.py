@@ -136,7 +136,7 @@ def _whole(
 
 
 def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: int) -> Trained:
-    optimizer = case.make_optimizer(engine.parameters())
+    optimizer = case.make_optimizer(engine.trained_parameters())
     losses, norms, evaluations, memory = [], [], [], []
     meter = engine.recorders[0].meter if isinstance(engine, PlanEngine) else None
     for step in range(max(1, case.steps)):
