@@ -183,6 +183,17 @@ def test_what_did_not_change_is_not_written(held: Any) -> None:
     next(reader)  # which fails after a write
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2])
+def test_numbers_of_few_bits_are_put_back(dtype: torch.dtype) -> None:
+    """torch compares none of them where one is no number."""
+    layer, bits = nn.Linear(2, 2), torch.tensor([1, 255, 127, 3], dtype=torch.uint8)
+    layer.register_buffer("few", bits.clone().view(dtype))
+    for _ in range(2):
+        with kept(layer):
+            layer.get_buffer("few").view(torch.uint8)[0] += 1
+        assert torch.equal(layer.get_buffer("few").view(torch.uint8), bits)
+
+
 def test_modules_are_put_back_where_they_were_registered() -> None:
     """By whose order parameters are numbered, and layers called."""
     net = nn.Sequential(OrderedDict(a=nn.Linear(2, 2), b=nn.ReLU(), c=nn.Linear(2, 3)))

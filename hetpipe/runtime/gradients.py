@@ -25,6 +25,8 @@ from hetpipe.layers.weights import fingerprint
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.cluster import BUCKET_BYTES
 
+FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # of which all numbers are finite, and none can be added up
+
 
 class ReplicaMismatchError(RuntimeError):
     """Replicas of a layer hold different parameters."""
@@ -33,7 +35,8 @@ class ReplicaMismatchError(RuntimeError):
 def is_finite(*tensors: Tensor) -> bool:
     """Whether all numbers of these tensors are. (Their sums tell: one pass, and one number to wait for.)"""
     numbers = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
-    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in numbers if t.is_floating_point()]
+    numbers = [t for t in numbers if t.is_floating_point() and t.dtype is not FOUR_BITS]
+    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in numbers]
     return not sums or bool(torch.isfinite(_together(sums)).all())
 
 

@@ -36,7 +36,7 @@ from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Measurement
-from tests.support.nets import LAYERS, WORDS, batch, build
+from tests.support.nets import LAYERS, WORDS, batch, build, copied
 from tests.support.ranks import make_plan
 
 # Of the words of "tied": three of them count for nothing, and the sum of the others is not exact.
@@ -157,7 +157,7 @@ def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: in
         optimizer.step()
         if case.zero_grad:
             optimizer.zero_grad()
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    state = {name: copied(value) for name, value in module.state_dict().items()}
     return Trained(replica, losses, norms, evaluations, state, without if case.steps else set(), memory)
 
 
