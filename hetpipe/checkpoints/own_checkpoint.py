@@ -13,7 +13,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, base_of, check_adapted
+from hetpipe.checkpoints.base import (
+    adapter_keys,
+    base_of,
+    check_adapted,
+    check_numbers,
+    numbers_key,
+    numbers_of_base,
+)
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import store_at
@@ -50,6 +57,7 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
             called = [_called(s.get("scheduler")) for s in (of_first, other)]
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
     base = {"base": found, "adapter": adapter_keys(engine.layers)} if (found := base_of(engine.layers)) is not None else {}
+    base |= numbers_key(numbers_of_base(engine.layers, world, engine.stage))
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
@@ -87,6 +95,7 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     newest.check_seen(world)
     state = world.together(lambda: read_saved(newest))
     world.together(lambda: check_adapted(state, list(engine.layers), newest))
+    check_numbers(state.base_numbers, numbers_of_base(engine.layers, world, engine.stage), newest)
     own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
     checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
                     advice="name another folder to start anew")  # fmt: skip
