@@ -38,6 +38,10 @@ class ReferenceEngine:
         """All parameters, each once."""
         return self.layers.parameters()
 
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of them that train."""
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
+
     def step(self, inputs: Tensors | None, targets: Tensors | None) -> float:
         """Gradients of the loss over the whole batch."""
         assert inputs is not None and targets is not None
@@ -92,7 +96,7 @@ def _train(job: Job) -> Truth:
     section, data = job.train, build_data(job)
     model = build_model(job, data.train, data.names)
     engine = ReferenceEngine(model.layers, model.loss)
-    optimizer = optimizer_factory(section.optimizer)(list(engine.parameters()))
+    optimizer = optimizer_factory(section.optimizer)(list(engine.trained_parameters()))
     scheduler = build_scheduler(section.scheduler, optimizer)
     sampler = EpochSampler(len(data.train), section.global_batch, seed=section.seed)  # type: ignore[arg-type]
     batches, losses = sampler.forever(), list[float]()

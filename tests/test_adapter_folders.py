@@ -18,6 +18,7 @@ from hetpipe import load_weights
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import adapter_keys, base_of, pinned_base
+from hetpipe.checkpoints.base_numbers import numbers_key, numbers_of_base
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.facts import model_facts
@@ -83,7 +84,7 @@ def saved_alone(folder: Path, base: Path, adapter: dict[str, Any], dtype: str = 
     layers = build_layers(job)
     materialise(layers)
     trained_a_little(layers)
-    extra = {"base": base_of(layers), "adapter": adapter_keys(layers)}
+    extra = {"base": base_of(layers), "adapter": adapter_keys(layers), **numbers_key(numbers_of_base(layers, alone()))}
     return job, checkpoint.save(folder / "saved", 1, layers, torch.optim.SGD(layers.parameters()), extra, alone(), keep=1), layers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetpipe.predict.cost import Costs, RingParts, most_in_flight
+from hetpipe.predict.cost import Costs, RingParts, StageMemory, most_in_flight
 from hetpipe.predict.sums import sync_segments
 from hetpipe.spec.cluster import LinkBetween
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
@@ -148,9 +148,24 @@ class TestMemory:
         ]
         assert costs(layers).parameter_bytes("a", 0, 3) == (500, 300 if trains else 200)
 
-    @pytest.mark.parametrize(("depth", "most"), [(1, 4), (2, 8), (3, 11), (9, 11)])
-    def test_most_samples_in_flight(self, depth: int, most: int) -> None:
-        assert most_in_flight((4, 4, 3), depth) == most
+    def test_most_samples_in_flight(self) -> None:
+        """The greatest window of consecutive micro-batches, wherever it lies; a depth of more than there are is all of them."""
+        cases = {
+            (4, 4, 3): {1: 4, 2: 8, 3: 11, 9: 11},  # the first one
+            (1, 4, 4): {1: 4, 2: 8, 3: 9, 4: 9},    # the last one
+            (1, 2, 3, 4): {1: 4, 2: 7, 3: 9, 4: 10},
+            (1, 5, 5, 1): {1: 5, 2: 10, 3: 11},     # in the middle
+            (5, 1, 1, 5): {1: 5, 2: 6, 3: 7, 4: 12},  # the two greatest are no neighbours
+            (2, 9, 1, 1, 8, 1): {2: 11, 3: 12, 4: 19, 5: 21},
+            (3, 3, 3): {1: 3, 2: 6, 3: 9, 7: 9},
+            (7,): {1: 7, 2: 7},
+        }  # fmt: skip
+        found = {sizes: {depth: most_in_flight(sizes, depth) for depth in table} for sizes, table in cases.items()}
+        assert found == cases
+
+    def test_the_peak_is_that_of_the_greatest_window_and_the_largest_microbatch(self) -> None:
+        stage = StageMemory(static=100.0, boundary=7.0, held_per_sample=10.0, backward_per_sample=0.5, passing_per_sample=0.25)
+        assert [stage.peak((1, 4, 4), depth) for depth in (1, 2, 3)] == [107 + 10 * most + 3 for most in (4, 8, 9)]
 
 
 class TestLinks:

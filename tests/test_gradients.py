@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
 
 import pytest
 import torch
@@ -16,23 +15,17 @@ from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.cluster import BUCKET_BYTES
-
-GROUP: Any = object()  # stands for a process group
-
-
-class Sums:
-    """Stands for torch.distributed.all_reduce among two owners, the other of which has the same gradients, and trained all."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __call__(self, tensor: Tensor, **_: object) -> Sums:
-        self.sizes.append(tensor.numel())
-        tensor.mul_(2)
-        return self
-
-    def wait(self) -> None:
-        """Nothing is under way."""
+from tests.support.owners import (
+    GROUP,
+    REPLACED,
+    Sums,
+    TwoOwners,
+    backward,
+    beside,
+    chain_of_layers,
+    same_gradients,
+    sync_of,
+)
 
 
 @pytest.fixture
@@ -40,15 +33,6 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
     found = Sums()
     monkeypatch.setattr("torch.distributed.all_reduce", found)
     return found
-
-
-def chain_of_layers(count: int, width: int = 4) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*(nn.Linear(width, width) for _ in range(count))).double()
-
-
-def sync_of(layers: nn.Sequential, ranks: tuple[int, ...]) -> GradientSync:
-    return GradientSync([OwnerGroup("layers", ranks, tuple(layers.parameters()))], {(0, 1): GROUP}, 0)
 
 
 def train(layers: nn.Module, sync: GradientSync, microbatches: int, *, told: bool = True) -> None:
@@ -192,6 +176,180 @@ def test_copies_of_a_tied_parameter_add_their_gradient_and_get_the_sum(sums: Sum
         assert holder.grad is not None
         assert holder.grad.tolist() == [10.0] * 3
     assert sums.sizes == [4]
+
+
+# ---- gradients that a user has replaced since the sum ----
+
+
+replaced = pytest.mark.parametrize("name", REPLACED)
+
+
+@replaced
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+@pytest.mark.parametrize("limit", [100, BUCKET_BYTES])
+def test_what_a_user_puts_in_the_place_of_a_gradient_is_what_counts(
+    sums: Sums, monkeypatch: pytest.MonkeyPatch, limit: int, ranks: tuple[int, ...], name: str
+) -> None:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", limit)
+    layers = chain_of_layers(3)
+    sync = sync_of(layers, ranks)
+    for _ in range(2):  # the next step begins as if nothing had been replaced
+        train(layers, sync, 2)
+        sync.finish()
+        wanted = beside(layers)
+        for parameters in (wanted, list(layers.parameters())):
+            REPLACED[name](parameters)
+        left = [p.grad.detach() for p in wanted if p.grad is not None]
+        assert sync.is_finite()
+        assert sync.square_norm() == pytest.approx(sum(float(g.square().sum()) for g in left), rel=1e-12)
+        sync.scale(0.5)
+        assert same_gradients(layers.parameters(), [None if p.grad is None else p.grad * 0.5 for p in wanted])
+        assert sync.square_norm() == pytest.approx(sum(float(g.square().sum()) for g in left) / 4, rel=1e-12)
+        for parameter in layers.parameters():
+            if parameter.grad is not None:
+                parameter.grad = torch.full_like(parameter, torch.inf)
+                assert not sync.is_finite()
+                parameter.grad = torch.zeros_like(parameter)
+                assert sync.is_finite()
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+def test_a_copys_gradient_that_was_replaced_is_scaled_and_not_counted_again(sums: Sums, ranks: tuple[int, ...]) -> None:
+    own, copy = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    sync = GradientSync([OwnerGroup("tied", ranks, (own,))], {(0, 1): GROUP}, 0, copies={own: [copy]}, device=torch.device("cpu"))
+    sync.begin()
+    (own.sum() * 2 + copy.sum() * 3).backward()
+    sync.finish()
+    summed = 5.0 * len(ranks)
+    for p in (own, copy):
+        assert p.grad is not None
+        p.grad = p.grad * 2
+    assert sync.square_norm() == pytest.approx(3 * (2 * summed) ** 2)
+    sync.scale(0.25)
+    assert [p.grad.tolist() if p.grad is not None else None for p in (own, copy)] == [[summed / 2] * 3] * 2
+    copy.grad = None
+    sync.scale(2.0)
+    assert own.grad is not None
+    assert own.grad.tolist() == [summed] * 3
+    assert copy.grad is None
+
+
+# ---- steps that add up ----
+
+
+@pytest.fixture
+def owners(monkeypatch: pytest.MonkeyPatch) -> TwoOwners:
+    found = TwoOwners()
+    monkeypatch.setattr("torch.distributed.all_reduce", found)
+    return found
+
+
+@replaced
+@pytest.mark.parametrize("limit", [100, BUCKET_BYTES])
+def test_steps_that_add_up_begin_with_the_part_that_is_kept_once(
+    owners: TwoOwners, monkeypatch: pytest.MonkeyPatch, limit: int, name: str
+) -> None:
+    """Two owners have the sum of the step before, each: kept by both it would count twice."""
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", limit)
+    models = [chain_of_layers(3) for _ in range(2)]
+    kept = (None, 0.25, 0.5, None, 3.0)
+
+    def steps(rank: int) -> list[list[Tensor | None]]:
+        layers, found = models[rank], []
+        sync = GradientSync([OwnerGroup("layers", (0, 1), tuple(layers.parameters()))], {(0, 1): GROUP}, rank)
+        for step, part in enumerate(kept):
+            sync.begin(part)
+            sync.last_backward()
+            backward(layers, rank, step)
+            sync.finish()
+            found.append([p.grad for p in beside(layers)])
+            REPLACED[name](list(layers.parameters()))
+            found.append([p.grad for p in beside(layers)])
+            assert sync.square_norm() == pytest.approx(
+                0.0 if rank else sum(float(g.square().sum()) for g in found[-1] if g is not None), rel=1e-12
+            )
+        return found
+
+    found = owners.run(steps)
+    alone = chain_of_layers(3)
+    for step, part in enumerate(kept):
+        for p in alone.parameters():
+            p.grad = None if p.grad is None or part is None else p.grad.detach() * part
+        for rank in range(2):
+            backward(alone, rank, step)
+        for at, replace in ((2 * step, REPLACED["nothing"]), (2 * step + 1, REPLACED[name])):
+            replace(list(alone.parameters()))
+            for rank in range(2):
+                assert same_gradients(alone.parameters(), found[rank][at]), (rank, step)
+
+
+def test_what_is_infinite_counts_once_too(owners: TwoOwners) -> None:
+    """Times 0 it would be no number on the owner that does not keep it."""
+
+    def steps(rank: int) -> list[float]:
+        layer = nn.Linear(1, 2, bias=False)
+        sync = GradientSync([OwnerGroup("layers", (0, 1), tuple(layer.parameters()))], {(0, 1): GROUP}, rank)
+        for kept, slope in ((None, torch.tensor([torch.inf, 1.0])), (0.5, torch.tensor([1.0, 1.0]))):
+            sync.begin(kept)
+            (layer.weight[:, 0] * slope).sum().backward()
+            sync.finish()
+        assert layer.weight.grad is not None
+        return layer.weight.grad.flatten().tolist()
+
+    assert owners.run(steps) == [[torch.inf, 0.5 * 2 + 2]] * 2
+
+
+# Which of its parts the model of an owner uses in two steps; which have a gradient afterwards.
+USES = {
+    "in the first step only": ((("even",), ("even",)), ((), ()), {"even"}),
+    "in the second step only": (((), ()), (("even",), ("even",)), {"even"}),
+    "by one owner, in the first step": (((), ("even",)), ((), ()), {"even"}),
+    "by one owner each": (((), ("even",)), (("never",), ()), {"even", "never"}),
+    "by nobody": (((), ()), ((), ()), set()),
+}
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("name", USES)
+def test_a_parameter_that_one_of_the_steps_used_has_a_gradient(owners: TwoOwners, name: str, dropped: bool) -> None:
+    """Unless it was set to None in between: then the steps since count."""
+    first, second, after = USES[name]
+
+    def steps(rank: int) -> set[str]:
+        model = Sometimes()
+        sync = GradientSync([OwnerGroup("layers", (0, 1), tuple(model.parameters()))], {(0, 1): GROUP}, rank)
+        for kept, parts in ((None, first[rank]), (0.5, second[rank])):
+            sync.begin(kept)
+            x = model.always(torch.ones(2, 4, dtype=torch.float64))
+            for part in parts:
+                x = model.get_submodule(part)(x)
+            x.sum().backward()
+            sync.finish()
+            if dropped and kept is None:
+                for part in ("even", "never"):
+                    model.get_submodule(part).weight.grad = None
+        return {part for part in ("even", "never") if model.get_submodule(part).weight.grad is not None}
+
+    wanted = {part for parts in second for part in parts} if dropped else after
+    assert owners.run(steps) == [wanted] * 2
+
+
+def test_a_copys_gradient_is_not_kept_beside_the_sum_that_has_it(owners: TwoOwners) -> None:
+    def steps(rank: int) -> list[list[float]]:
+        own, copy, found = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2)), list[list[float]]()
+        group = OwnerGroup("tied", (0, 1), (own,), tied=True)
+        sync = GradientSync([group], {(0, 1): GROUP}, rank, copies={own: [copy]}, device=torch.device("cpu"))
+        for kept in (None, 0.5, 2.0):
+            sync.begin(kept)
+            (own.sum() * (2 + rank) + copy.sum() * 3).backward()
+            sync.finish()
+            assert own.grad is not None
+            assert copy.grad is not None
+            assert torch.equal(own.grad, copy.grad)
+            found.append(own.grad.tolist())
+        return found
+
+    assert owners.run(steps) == [[[11.0] * 2, [16.5] * 2, [44.0] * 2]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])

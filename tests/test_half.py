@@ -22,7 +22,7 @@ from tests.support.half import (
     train_scaled,
     try_callers,
 )
-from tests.support.nets import batch, build
+from tests.support.nets import batch, build, copied
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 
 THREE = {"cuts": [4, 3, 3], "sizes": [4] * 6}  # 24 samples
@@ -47,6 +47,10 @@ CASES = [
              frozen=torch.bfloat16, schedule="gpipe"),
     HalfCase(name="a stage frozen in bf16, computed in fp16 beside bf16", net="last stage frozen", plan=UNEVEN, precision=HALVES,
              frozen=torch.bfloat16),
+    HalfCase(name="few bits of its own, in bf16", net="few bits of its own", plan=(THREE, TWO), precision="bf16",
+             schedule="gpipe"),
+    HalfCase(name="few bits of its own, fp16 beside bf16, recomputed", net="few bits of its own",
+             plan=({**UNEVEN[0], "recompute": True}, UNEVEN[1]), precision=HALVES),
     HalfCase(name="tuples in fp16", net="tuples", plan=UNEVEN, precision="fp16", schedule="gpipe"),
 ]  # fmt: skip
 
@@ -79,7 +83,8 @@ def test_gradients_are_those_of_one_device_in_the_same_precisions(backend: Backe
                 if exact:
                     assert torch.equal(found, wanted), (case.name, name)
         layers = case.build()
-        assert {name: p.dtype for name, p in layers.named_parameters()} == {name: p[0].dtype for name, p in parameters.items()}
+        types = {name: copied(p).dtype for name, p in layers.named_parameters()}
+        assert types == {name: p[0].dtype for name, p in parameters.items()}
         for name, values in parameters.items():
             assert all(torch.equal(value, values[0]) for value in values), (case.name, name, "replicas")
             if exact:

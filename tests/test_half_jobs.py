@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import hetpipe
+from bench.reference import train_reference
 from hetpipe import InputError
 from hetpipe.building.build import build_layers
 from hetpipe.spec.job import Job
+from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.commands import Command
-from tests.support.half import half_frozen
+from tests.support.half import half_frozen, own_bits
 from tests.support.jobs import Folder, train
+from tests.support.nets import copied
 
 OVERFLOWING = {"initial": 2.0**30, "growth_interval": 3}  # a dozen steps until gradients no longer overflow
 
@@ -131,3 +135,42 @@ def test_frozen_matrices_in_half_precision_are_measured_trained_and_saved(folder
     other: TrainResult = run_everywhere(Job.read(file, (*settings, "checkpoint=", "train.frozen_dtype=float32")), train_rank)
     assert other.losses == pytest.approx(whole, rel=1e-2)
     assert other.peak_bytes["n1/0"] > 0
+
+
+FEW_BITS = {"2.matrix": torch.float8_e4m3fn, "2.packed": torch.uint8, "2.shift": torch.float8_e5m2,
+            "4.matrix": torch.float8_e5m2, "4.packed": torch.uint8, "4.shift": torch.float8_e5m2}  # fmt: skip
+
+
+def test_what_layers_keep_in_few_bits_of_their_own_is_measured_trained_and_saved_as_it_is(folder: Folder) -> None:
+    """In jobs it was turned into float32; with precision= it was refused."""
+    model = "tests.support.half:own_bits"
+    sections: dict[str, Any] = {"rows": [{"cuts": [3, 3], "sizes": [6, 6]}], "model": {"target": model}}
+    file = folder.ready((1, 1), **sections, train=train(dtype="float64", steps=4))
+    folder.plan([{"cuts": [3, 3], "sizes": [6, 6], "devices": ["n0/0", "n1/0"]}], model=model)
+    assert {name: t.dtype for name, t in build_layers(Job.read(file)).state_dict().items() if name in FEW_BITS} == FEW_BITS
+    found: TrainResult = run_everywhere(Job.read(file, ("profile=null",)), train_rank)
+    assert found.losses == pytest.approx(train_reference(Job.read(file)).losses, rel=1e-10)
+    file = folder.ready((1, 1), **sections, slowdown=2.0, checkpoint={"folder": "saved"},
+                        train=train(dtype="float32", precision="bf16", steps=4))  # fmt: skip
+    folder.plan([{"cuts": [3, 3], "sizes": [6, 6], "devices": ["n0/0", "n1/0"]}], model=model)
+    settings = ("profile=null", "profiler={microbatch_sizes: [1], repeats: 1}")
+
+    def losses(*more: str) -> list[float]:
+        result: TrainResult = run_everywhere(Job.read(file, (*settings, *more)), train_rank)
+        assert result.predicted is not None
+        assert result.peak_bytes.keys() == {"n0/0", "n1/0"}
+        for device, peak in result.peak_bytes.items():
+            assert 0 < peak <= result.predicted.peak_bytes[device] + 4 * 12, "what it casts is counted with each sample"
+        return result.losses
+
+    whole = losses("checkpoint=")
+    assert [*losses("train.steps=2"), *losses()] == whole
+    layer = Profile.load("log/profile.json").layers[2]
+    trained = 4 * (2 * 16 + 16 * 2 + 16)
+    assert (layer.parameter_bytes, layer.trained_bytes) == (trained + 16 * 16 + 16 * 8 + 4 * 16, trained)
+    saved, built = weights(file, Path("saved")), own_bits().state_dict()
+    assert {name: value.dtype for name, value in saved.items() if value.dtype != torch.float32} == FEW_BITS
+    assert all(torch.equal(copied(saved[name]), copied(built[name])) for name in FEW_BITS)
+    low = build_layers(Job.read(file, ("train.frozen_dtype=bfloat16",))).state_dict()
+    assert {name: low[name].dtype for name in FEW_BITS} == FEW_BITS
+    assert low["2.scale"].dtype == torch.bfloat16

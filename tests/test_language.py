@@ -22,6 +22,7 @@ from hetpipe.language import reading
 from hetpipe.language.conversations import chat, instructions
 from hetpipe.language.documents import text
 from hetpipe.language.packing import pack
+from hetpipe.language.samples import IGNORED, Packed, Padded, Sequences
 from hetpipe.language.tokenizer import PARALLEL
 from hetpipe.layers.model import Loss, cross_entropy
 from hetpipe.layers.weights import materialise
@@ -331,6 +332,27 @@ def test_threads_of_the_tokenizer_are_off_in_processes_that_are_forked_later(cha
     file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")] * 3)
     chat(file, chatml)
     assert os.environ.get(PARALLEL) == "false"
+
+
+def test_padding_is_among_the_words_that_a_model_must_know() -> None:
+    """Whichever is the greatest, of one sample of three tokens: one of its tokens, what comes after the last, or padding. Of
+    positions it must know those of what it is padded to, or of the longest sample in a row."""
+    cases = [  # tokens, targets, padding; how many words
+        ([3, 9, 4], [9, 4, 5], 2, 10),
+        ([3, 4, 5], [4, 5, 9], 2, 10),
+        ([3, 4, 5], [4, 5, 6], 9, 10),  # its own token, as of a tokenizer that had none
+        ([3, 4, 5], [IGNORED] * 3, 9, 10),
+        ([3, 9, 5], [IGNORED] * 3, 0, 10),
+        ([0, 0, 0], [0, 0, 0], 0, 1),
+    ]
+    for tokens, targets, pad, words in cases:
+        own = Sequences(torch.tensor(tokens).int(), torch.tensor(targets).int(), torch.tensor([3]))
+        found = [own.words(pad), Padded(own, [4], pad).words, Packed(own, 4, pad).words]
+        assert found == [words] * 3, (tokens, targets, pad)
+        assert (Padded(own, [3, 4], pad).positions, Packed(own, 4, pad).positions) == (4, 3)
+        table = torch.nn.Embedding(words, 2)
+        for inputs in (Packed(own, 4, pad)[0][0][0], fetch(Padded(own, [4], pad), torch.tensor([0]))[0]):
+            assert table(inputs).shape[-1] == 2  # it has a row for each of them
 
 
 def test_best_fit_decreasing() -> None:

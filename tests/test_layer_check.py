@@ -130,6 +130,10 @@ def test_what_rounding_decides_is_no_coupling() -> None:
     values[1, :] = decided[0]
     found = tried(nn.Sequential(Threshold()), values)
     assert (found.fault, found.untried) == (None, None)
+    words = torch.rand(4, 32, D)
+    words[0, 1, :] = decided[0]
+    found = tried(nn.Sequential(Threshold(), nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)), words)
+    assert (found.fault, found.untried) == (None, None), "the layers behind it are given the same, together and apart"
 
 
 def test_a_layer_that_does_not_run_on_a_few_samples_is_told() -> None:

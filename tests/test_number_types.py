@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import hetpipe
 from hetpipe import InputError
 from hetpipe.layers.model import Loss, Model, as_tuple, mse, select
 from hetpipe.layers.numbers import computing, stage_types
@@ -172,3 +175,49 @@ def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Com
     refused = run("profile", file, "-o", "measured.json", "--precision", "bf16", "--set", "train.dtype=float64")
     assert refused.code == 2
     assert "precision is 'bf16', of matrix products of parameters in float32, but parameters of this model are" in refused.err
+
+
+def own(dtype: torch.dtype, *, trained: bool = False) -> nn.Sequential:
+    """One layer, with a matrix of its own beside those of a linear layer."""
+    layer = nn.Linear(2, 2)
+    bits = torch.tensor([[1, 2], [3, 130]], dtype=torch.uint8)
+    numbers = bits.view(dtype) if dtype.itemsize == 1 else bits.to(dtype)
+    layer.own = nn.Parameter(numbers, requires_grad=trained)
+    return nn.Sequential(layer)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.detach().view(torch.uint8), b.detach().view(torch.uint8))
+
+
+NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
+          torch.uint8, torch.int8)  # fmt: skip
+
+
+def test_parameters_in_which_nothing_computes_are_left_to_their_layers_where_they_do_not_train(tmp_path: Path) -> None:
+    """With a precision a frozen matrix in float8 was refused, which the caller's autocast took."""
+    rows, plan, cases = torch.zeros(2, 2), make_plan([{"cuts": [1], "sizes": [2]}]), list[tuple[Any, Any, str | None]]()
+    cases += [(own(dtype), precision, None) for dtype in NARROW for precision in (None, "fp32", "bf16", "fp16")]
+    told = "which is of matrix products of parameters in float32, but parameters are "
+    cases += [(own(torch.float8_e5m2, trained=True), "bf16", f"{told}float8_e5m2: train them in float32")]
+    cases += [(own(torch.float64), "bf16", f"{told}float64"), (own(torch.bfloat16, trained=True), "bf16", f"{told}bfloat16")]
+    cases += [(own(torch.bfloat16), "bf16", None), (own(torch.float16), "bf16", None)]
+    cases += [(own(torch.bfloat16), "fp32", "held in bfloat16, but device n0/0 computes in float32, for which they would have")]
+    for layers, precision, words in cases:
+        before = layers[0].own
+        kept = before.detach().clone()
+        with pytest.raises(InputError, match=words) if words is not None else nullcontext():
+            engine = hetpipe.wrap(layers, plan, rows, nn.functional.mse_loss, precision=precision)
+            engine.step(rows, rows)
+            assert engine.parameters_are_finite()
+            optimizer = torch.optim.AdamW(engine.trained_parameters())
+            hetpipe.save_checkpoint(engine, optimizer, tmp_path, 1, keep=1)
+            hetpipe.load_checkpoint(engine, optimizer, tmp_path)
+            engine.close()
+            other = own(before.dtype)
+            other.get_parameter("0.own").data.zero_()
+            hetpipe.load_weights(other, tmp_path)
+            assert same_bits(other.get_parameter("0.own"), before)
+        assert layers[0].own is before
+        assert same_bits(before, kept)
+    torch.distributed.destroy_process_group()

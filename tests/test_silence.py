@@ -67,6 +67,9 @@ def test_steps_add_up_to_the_gradient_of_all_their_batches(ran: list[dict[str, A
             assert wanted is not None
             assert torch.allclose(gradient, wanted, rtol=0, atol=1e-12), name
     assert everywhere(ran, "add up", "norm") == pytest.approx(reference.clip_grad_norm_(1e9), abs=1e-12)
+    norm, clipped = everywhere(ran, "add up", "replaced")
+    assert norm == pytest.approx(2 * reference.clip_grad_norm_(1e9), abs=1e-12), "what stands in .grad is what is clipped"
+    assert clipped == pytest.approx(reference.clip_grad_norm_(1e9), rel=1e-5)
     assert "cannot be entered again" in everywhere(ran, "add up", "again")
 
 

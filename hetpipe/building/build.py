@@ -21,7 +21,7 @@ from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
-from hetpipe.layers.numbers import as_type, torch_type
+from hetpipe.layers.numbers import as_type, stays, torch_type, turn
 from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.layer_check import ROWS
 from hetpipe.layers.trials.loss_check import check_sample
@@ -197,7 +197,7 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
         _refuse_other_inputs(job, layers, names[1:], named=takes)
     if job.adapter is not None:
         layers = adapted(layers, job.adapter, job.train.seed)
-    layers.to(torch_type(job.train.dtype))
+    turn(layers, job.train.dtype)
     if job.frozen_dtype != "float32":
         _hold_frozen(layers, job)
     return layers
@@ -223,7 +223,7 @@ def _refuse_other_inputs(job: Job, layers: nn.Sequential, extras: Sequence[str],
 
 def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
     """Let the matrices that do not train be held as the job says. InputError if there is none."""
-    frozen = [p for p in layers.parameters() if not p.requires_grad and p.is_floating_point() and p.ndim > 1]
+    frozen = [p for p in layers.parameters() if not p.requires_grad and p.is_floating_point() and p.ndim > 1 and not stays(p)]
     if not frozen:
         raise InputError(
             f"train.frozen_dtype is {job.train.frozen_dtype}, but all matrices of model {job.model.label!r} train: leave it out, "

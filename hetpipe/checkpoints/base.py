@@ -30,7 +30,7 @@ def base_of(layers: Iterable[nn.Module]) -> str | None:
     """A digest of it: of what it was read or drawn from, where its layers say so (`base_digest`); else of names, types, shapes
     and a few numbers of each of its tensors. None where nothing was added."""
     found, own = list(map(uncompiled, layers)), hashlib.sha256()
-    if not any(map(_is_adapted, found)):
+    if not any(map(is_adapted, found)):
         return None
     for number, layer in enumerate(found):
         source = getattr(lineage.written if (lineage := lineage_of(layer)) is not None else layer, "base_digest", None)
@@ -43,7 +43,8 @@ def base_of(layers: Iterable[nn.Module]) -> str | None:
     return own.hexdigest()[:32]
 
 
-def _is_adapted(layer: nn.Module) -> bool:
+def is_adapted(layer: nn.Module) -> bool:
+    """Whether adapters were added to it."""
     found = lineage_of(layer)
     return found is not None and found.adapter is not None
 

@@ -20,13 +20,14 @@ from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import KEY as BASE
 from hetpipe.checkpoints.base import other_base, pinned_base
+from hetpipe.checkpoints.base_numbers import check_numbers, numbers_key, numbers_of_base
 from hetpipe.checkpoints.revision import KEY as REVISION
 from hetpipe.checkpoints.revision import is_another, pinned, to_set_back
 from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.store import Store, Stored
-from hetpipe.checkpoints.training_state import TrainerState, take_over
+from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, take_over
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -204,6 +205,7 @@ class Saved:
     def _restore(self, total: int) -> TrainerState | None:
         world = self.run.engine.world
         self._store.check_shared(world.patiently(), "checkpoint.folder")
+        numbers = self._numbers
         newest = checkpoint.newest(self._store, world)
         if newest is None:
             self._begins_anew(None, None)
@@ -215,6 +217,7 @@ class Saved:
             )
         state = world.together(lambda: checkpoint.read_state(newest))
         note = self._compared(newest, state)
+        check_numbers(state.base_numbers, numbers, newest)
         factory = optimizer_factory(self.job.train.optimizer)
         engine = self.run.engine
         checkpoint.load(newest, engine.stage, self.run.optimizer, world, whole=engine.layers, keeps=state_keys(factory))
@@ -259,6 +262,10 @@ class Saved:
     def _base(self) -> dict[str, Any]:
         return pinned_base(self.run.engine.layers)
 
+    @cached_property
+    def _numbers(self) -> BaseNumbers | None:
+        return numbers_of_base(self.run.engine.layers, self.run.engine.world.patiently(), self.run.engine.stage)
+
     def save(self, step: int, loss: float) -> Stored | None:
         """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.
         Collective."""
@@ -271,6 +278,7 @@ class Saved:
             "loss": loss if math.isfinite(loss) else None,
             "data": self.content.model_dump(mode="json"),
             "job": self._identity(),
+            **numbers_key(self._numbers),
             **self.run.plain(),
         }
         begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, engine.shard)

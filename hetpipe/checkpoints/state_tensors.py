@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.layers.numbers import type_name
 from hetpipe.layers.transforms import written_names
 from hetpipe.layers.weights import state_of
 
 MODEL, OPTIMIZER = "model.", "optimizer."  # what the keys of a checkpoint begin with
+UNKNOWN = ("float8_e8m0fnu", "float4_e2m1fn_x2")  # types of one byte that safetensors writes, and torch does not read back
 SMALL = 2  # in each dimension of a parameter that shows what an optimizer keeps
 StateKeys = Callable[[nn.Parameter], dict[str, Tensor]]  # what an optimizer keeps of such a parameter
 
@@ -26,7 +28,12 @@ def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 def model_state(stage: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their names in the whole model; a tied parameter under each of its names."""
-    return {f"{MODEL}{name}": tensor.detach() for name, tensor in state_of(stage).items()}
+    return {f"{MODEL}{name}": _known(tensor.detach()) for name, tensor in state_of(stage).items()}
+
+
+def _known(tensor: Tensor) -> Tensor:
+    """The same memory, in a type that files of tensors can be read back in."""
+    return tensor.view(torch.uint8) if type_name(tensor.dtype) in UNKNOWN else tensor
 
 
 def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

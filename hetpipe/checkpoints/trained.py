@@ -8,6 +8,7 @@ from torch import nn
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import check_adapted
+from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.stores.folder import STATE_FILE, store_at, stored_at
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.training_state import read_saved
@@ -34,8 +35,10 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str] | Store) -> in
     InputError, before anything is changed, if a file is damaged, or if the model's tensors have other names, shapes or types."""
     found = find_checkpoint(folder)
     if isinstance(model, nn.Sequential):
-        check_adapted(read_saved(found), list(model), found)
+        state = read_saved(found)
+        check_adapted(state, list(model), found)
         materialise(model)  # layers on the meta device
+        check_numbers(state.base_numbers, numbers_of_base(model, alone()), found)
     if empty := next((name for name, p in state_of(model).items() if p.is_meta), None):
         raise InputError(f"{empty!r} of the model is on the meta device, and has no memory to load it into; build the model "
                          "without torch.device('meta')")  # fmt: skip

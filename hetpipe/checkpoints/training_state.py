@@ -29,9 +29,19 @@ class SavedScale(Strict):
     good_steps: Count
 
 
+class BaseNumbers(Strict):
+    """Hashes of all numbers of a model that adapters were added to: `digest`, and a shorter one of each of its layers, behind
+    whether they are of numbers as they were read, or as they were held in memory, which may be of other types and of fewer bits,
+    or of both."""
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    layers: dict[Name, Annotated[str, Field(pattern=r"^(read|held|both):[0-9a-f]{8}$")]]
+
+
 class SavedState(Document):
     """What every checkpoint has. `tensors` is how many lie beside it, `files` what they lie in; `scheduler_state` is what the
-    schedule's `state_dict` has in plain values; `loss_scale` is given once a loss was scaled; `digest` is of all other keys."""
+    schedule's `state_dict` has in plain values; `loss_scale` is given once a loss was scaled; `base_numbers` where adapters
+    train; `digest` is of all other keys."""
 
     called: ClassVar[str] = "checkpoint"
     format: Literal["hetpipe.checkpoint/1"]
@@ -43,6 +53,7 @@ class SavedState(Document):
     scheduler_state: dict[str, Any] | None = None
     scheduled: tuple[Scheduled, ...] = ()
     loss_scale: SavedScale | None = None
+    base_numbers: BaseNumbers | None = None
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:

@@ -214,7 +214,7 @@ class FastSpeed:
             layers, self.plan, self.sample[0], self._loss, loss_weight="tokens", cluster=self.cluster,
             batch_norm=BY_DEVICE, coupled_layers=BY_DEVICE,
         )
-        optimizer = torch.optim.Adam(engine.parameters(), lr=section.learning_rate)
+        optimizer = torch.optim.Adam(engine.trained_parameters(), lr=section.learning_rate)
         if state is not None:
             load_optimizer(optimizer, state, str(path))
             first = state["epoch"] + 1

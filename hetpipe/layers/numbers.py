@@ -50,6 +50,18 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
+def stays(tensor: Tensor) -> bool:
+    """Whether a tensor of a layer is held as it is, whatever others are held in: its numbers are of a type in which no device
+    computes (float8, or packed), so that the layer itself makes others of them, and it does not train."""
+    return not tensor.requires_grad and (not tensor.is_floating_point() or type_name(tensor.dtype) not in get_args(NumberType))
+
+
+def turn(layers: nn.Module, name: NumberType) -> None:
+    """Let all layers be of this type, but for what stays as it is."""
+    dtype = torch_type(name)
+    layers._apply(lambda tensor: tensor if stays(tensor) else tensor.to(dtype))
+
+
 def held_type(tensor: Tensor, types: NumberTypes) -> torch.dtype:
     """In which type a device holds a parameter or buffer of a model (see `NumberTypes.holds`)."""
     name = type_name(tensor.dtype)

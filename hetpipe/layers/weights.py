@@ -8,10 +8,13 @@ after: giving it a value in one layer gives it to all.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -111,10 +114,36 @@ def _values_of(layer: nn.Module, source: Deferred, empty: Sequence[str], device:
     plain = [own for own in empty if own not in later]
     if plain:
         values = source.values([written(own) for own in plain])
+        _note_read(layer, {written(own): values[written(own)] for own in kept_elsewhere(layer) & {*plain}})
         yield {own: values[written(own)] for own in plain}
     for each in made:
-        given = {own: value.to(device) for own, value in source.values(each.of).items()} if each.of else {}
+        values = source.values(each.of) if each.of else {}
+        _note_read(layer, values)
+        given = {own: value.to(device) for own, value in values.items()}
         yield {own: value for own, value in each.make(given).items() if own in empty}
+
+
+_READ = WeakKeyDictionary[nn.Module, dict[str, str]]()  # not in the layers, whose attributes a look at them puts back
+
+
+def _note_read(layer: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Keep hashes of what was read of a model that adapters were added to, once of each tensor."""
+    found = lineage_of(layer)
+    if found is not None and found.adapter is not None:
+        known = _READ.setdefault(layer, {})
+        known |= {name: numbers_hash(value) for name, value in values.items() if name not in known}
+
+
+def read_of(layer: nn.Module) -> Mapping[str, str]:
+    """Of a layer that adapters were added to: hashes of the tensors that were read for it in this process, as they were written,
+    by the names that they had then."""
+    return _READ.get(uncompiled(layer), {})
+
+
+def numbers_hash(tensor: Tensor) -> str:
+    """Of its type, its shape and all its numbers."""
+    text = repr((str(tensor.dtype), tuple(tensor.shape), int(fingerprint([tensor.detach()]))))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def replace_tensors(layers: nn.Module, new: Mapping[int, Tensor]) -> None:
@@ -126,23 +155,45 @@ def replace_tensors(layers: nn.Module, new: Mapping[int, Tensor]) -> None:
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> Tensor:
-    """A hash of the bits of these tensors, int64 [] on the first one's device, at least 0: Σ wordᵢ · oddᵢ mod 2⁶², so that two
-    rows of tensors that differ in one 32-bit word never have the same; others have it by chance once in 2⁶²."""
+    """A hash of the bits of these tensors, int64 [] on the first one's device, at least 0, the same whatever device they are on:
+    Σ wordᵢ · oddᵢ mod 2⁶², so that two rows of tensors that differ in one 32-bit word never have the same; others have it by
+    chance once in 2⁶². A few blocks of words at a time: it takes no memory beside the tensors."""
     total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     for number, tensor in enumerate(tensors):
-        odd = (2 * number + 1) * _ODD % 2**62
-        for at, part in enumerate(torch.split(_words(tensor), _PART)):
-            places = torch.arange(at * _PART, at * _PART + len(part), device=part.device)
-            total += (part.long() * (places * _SPREAD + odd | 1)).sum().to(total.device)
+        odd, at = (2 * number + 1) * _ODD % 2**62, 0
+        low, high = _odds(tensor.device)
+        for blocks in _blocks(tensor):
+            own = blocks.shape[1]
+            sums = (blocks * low[:own]).sum(1) + ((blocks >> 32) * high[:own]).sum(1)
+            places = torch.arange(at, at + len(sums), device=tensor.device)
+            total += (sums * (places * _SPREAD + odd | 1)).sum().to(total.device)
+            at += len(sums)
     return total & (2**62 - 1)
 
 
-_ODD, _SPREAD, _PART = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B8, 2**20  # two large numbers, the second even; words at a time
+# A word of 64 bits is h · 2³² + l, so that its part of a sum is l · low + h · (2³² · low + high): odd times each half.
+_ODD, _SPREAD, _BLOCK = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B8, 2**14  # two large numbers, the second even; words of a block
+_BLOCKS = {"cpu": 4}  # that are looked at together, so that they stay in a processor's cache; elsewhere 256
 
 
-def _words(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as 32-bit words; the last ones of a few bytes filled up with zeros."""
+@functools.cache
+def _odds(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two rows of odd numbers, int64 [_BLOCK], the same everywhere and for ever."""
+    drawn = torch.frombuffer(bytearray(hashlib.shake_256(b"odd numbers").digest(16 * _BLOCK)), dtype=torch.int64) | 1
+    low, high = drawn.to(device).split(_BLOCK)
+    return low, high
+
+
+def _blocks(tensor: Tensor) -> Iterator[Tensor]:
+    """The bits of a tensor as 64-bit words, int64 [blocks, _BLOCK], some at a time, and at last [1, the rest]; a word of fewer
+    bytes is filled up with zeros."""
     bits = tensor.contiguous().reshape(-1).view(torch.uint8)
-    if bits.numel() % 4:
-        bits = torch.nn.functional.pad(bits, (0, -bits.numel() % 4))
-    return bits.view(torch.int32)
+    if bits.storage_offset() % 8:
+        bits = bits.clone()
+    words = bits[: len(bits) // 8 * 8].view(torch.int64)
+    whole = len(words) // _BLOCK * _BLOCK
+    if whole:
+        yield from torch.split(words[:whole].view(-1, _BLOCK), _BLOCKS.get(tensor.device.type, 256))
+    rest = bits[whole * 8 :]
+    if len(rest):
+        yield nn.functional.pad(rest, (0, -len(rest) % 8)).view(1, -1).view(torch.int64)

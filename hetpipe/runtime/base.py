@@ -37,6 +37,10 @@ class Engine(Protocol):
         """This rank's parameters, for any torch optimizer."""
         ...
 
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of them that train, for any torch optimizer: also where none does, as on a rank that runs forwards only."""
+        ...
+
     def evaluate(
         self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
     ) -> Evaluation:

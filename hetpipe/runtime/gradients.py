@@ -25,6 +25,8 @@ from hetpipe.layers.weights import fingerprint
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.cluster import BUCKET_BYTES
 
+FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # of which all numbers are finite, and none can be added up
+
 
 class ReplicaMismatchError(RuntimeError):
     """Replicas of a layer hold different parameters."""
@@ -33,7 +35,8 @@ class ReplicaMismatchError(RuntimeError):
 def is_finite(*tensors: Tensor) -> bool:
     """Whether all numbers of these tensors are. (Their sums tell: one pass, and one number to wait for.)"""
     numbers = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
-    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in numbers if t.is_floating_point()]
+    numbers = [t for t in numbers if t.is_floating_point() and t.dtype is not FOUR_BITS]
+    sums = [t.sum(dtype=torch.float32 if t.element_size() < 4 else None) for t in numbers]
     return not sums or bool(torch.isfinite(_together(sums)).all())
 
 
@@ -84,8 +87,8 @@ class _Bucket:
             self.views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=False)]
 
     def gradients(self) -> list[Tensor]:
-        """All numbers of this bucket's gradients, in few tensors."""
-        if self.summed is not None:
+        """All numbers of the gradients that its parameters have now, which a user may have replaced, in few tensors."""
+        if self.summed is not None and all(p.grad is view for p, view in zip(self.parameters, self.views, strict=True)):
             return [self.summed[: -len(self.parameters)]]
         return [p.grad for p in self.parameters if p.grad is not None]
 
@@ -102,12 +105,13 @@ class _Bucket:
         """The gradients that there are, times `factor`, are a part of those that come: on the one of their owners that `holds`
         them, since all of them will be summed."""
         self.seen = 0
+        self.touched.difference_update([p for p in self.parameters if p.grad is None])
         if self.summed is not None:
             self._gather()
             if not holds:
                 self.summed.zero_()  # (times 0, what is infinite would be no number)
-        for gradient in self.gradients() if holds else ():
-            gradient.mul_(factor)
+        if holds:
+            _scale(self.gradients(), factor)
 
     def home(self) -> Tensor:
         """All gradients are in their places, and the numbers of what took part."""
@@ -125,10 +129,16 @@ class _Bucket:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
                 if parameter.grad is not None:
-                    view.copy_(parameter.grad)
+                    view.copy_(parameter.grad.detach())
                 else:
                     view.zero_()
                 _give(parameter, view)
+
+
+@torch.no_grad()  # what a user has put there may have a graph
+def _scale(gradients: Iterable[Tensor], factor: float) -> None:
+    for gradient in gradients:
+        gradient.mul_(factor)
 
 
 def _give(parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -202,11 +212,22 @@ class GradientSync:
         for copies in self._copies.values():
             for copy in copies:
                 copy.grad = None  # it has had the sum
+        if kept is not None:
+            self._separate()
         for bucket in self._buckets:
             if kept is None:
                 bucket.begin()
             else:
                 bucket.go_on(kept, holds=counts(self.rank, bucket.group.ranks))
+
+    def _separate(self) -> None:
+        """A gradient in another's place, into which something has put it, has one of its own."""
+        places = {bucket.summed.untyped_storage().data_ptr() for bucket in self._buckets if bucket.summed is not None}
+        own = {p: view for bucket in self._buckets for p, view in zip(bucket.parameters, bucket.views, strict=False)}
+        for parameter in (p for bucket in self._buckets for p in bucket.parameters):
+            grad = parameter.grad
+            if grad is not None and grad is not own.get(parameter) and grad.untyped_storage().data_ptr() in places:
+                parameter.grad = grad.detach().clone()
 
     def last_backward(self) -> None:
         """The next backward is the last of the step: a gradient that it has made is complete."""
@@ -283,8 +304,7 @@ class GradientSync:
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
         copied = [copy.grad for copies in self._copies.values() for copy in copies if copy.grad is not None]
-        for gradient in (*(g for bucket in self._buckets for g in bucket.gradients()), *copied):
-            gradient.mul_(factor)
+        _scale((*(g for bucket in self._buckets for g in bucket.gradients()), *copied), factor)
 
     def difference(self) -> str | None:
         """What is said where the owners of a group hold different parameters, by a hash of them. The hashes are made where the

@@ -85,19 +85,25 @@ class Holder:
         return max(self.recorders, key=lambda r: r.began)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This process's parameters; one without elements if it has none, since torch's optimizers refuse an empty list."""
-        return iter(list(self.stage.parameters()) or [self._nothing])
+        """This process's parameters; where none of them trains, and one without elements that does, too, since torch's optimizers
+        refuse an empty list."""
+        own = list(self.stage.parameters())
+        return iter(own if any(parameter.requires_grad for parameter in own) else [*own, self._nothing])
+
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        """Those of them that train, for any torch optimizer: at least one, which may have no elements."""
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This process's parameters, as `parameters` has them, with their names in the whole model, in which nothing is called
-        compiled."""
+        """This process's parameters, or one without elements if it has none, with their names in the whole model, in which
+        nothing is called compiled."""
         written = written_names(self.stage)
         own = [(written(name), parameter) for name, parameter in self.stage.named_parameters()]
         return iter(own or [(NOTHING, self._nothing)])
 
     @cached_property
     def _nothing(self) -> nn.Parameter:
-        return nn.Parameter(torch.empty(0, device=self.device))
+        return nn.Parameter(torch.empty(0, 0, device=self.device))  # Muon takes matrices only
 
     @property
     def layers(self) -> nn.Sequential:

@@ -72,7 +72,7 @@ class PlanEngine(ForwardEngine):
         self._buffers = self._held if accepted and len(self.plan.replicas) > 1 else None
         self._given = Given(self._model, self.loss, self.stage, self.replica, self.name)
         self._trained = Trained(self.stage)
-        self._handover = Handover(list(self.stage.parameters()))
+        self._handover = Handover(list(self.trained_parameters()))
 
     def _seed(self, wanted: Wanted) -> float:
         """The gradient of the whole batch's loss by that of a micro-batch."""

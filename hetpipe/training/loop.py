@@ -51,7 +51,7 @@ class Loop:
     def __init__(self, job: Job, session: Session, engine: PlanEngine) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
         self.done = 0  # steps of the legs before
-        optimizer = optimizer_factory(job.train.optimizer)(list(engine.parameters()))
+        optimizer = optimizer_factory(job.train.optimizer)(list(engine.trained_parameters()))
         convert = partial(as_type, name=job.train.dtype)
         reads = engine.is_first or engine.is_last
         self.reading = Reading(convert=convert, workers=job.data.workers if reads else 0, pinned=engine.device.type == "cuda")

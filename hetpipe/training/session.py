@@ -24,7 +24,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, Tensors, as_tuple, named_layers
-from hetpipe.layers.numbers import frozen_low, type_name
+from hetpipe.layers.numbers import frozen_low, stays, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan, note_of_precisions
@@ -352,7 +352,7 @@ def _check_parameters(setting: Setting, plan: Plan) -> None:
     layers = setting.model.layers
     low = frozen_low(layers)
     held = {setting.held} if setting.held is not None else {
-        type_name(p.dtype) for p in layers.parameters() if p.is_floating_point()
+        type_name(p.dtype) for p in layers.parameters() if p.is_floating_point() and not stays(p)
     } - low
     if plan.precision and (others := sorted(held - {"float32"})):
         told = ", ".join(f"{precision} on {kind!r}" for kind, precision in plan.precision.items())

@@ -24,6 +24,7 @@ from hetpipe.layers.model import (
     mse,
     split_rows,
 )
+from hetpipe.layers.numbers import stays
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends
@@ -31,7 +32,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.number_types import AS_BUILT, TYPE_OF, NumberTypes, Precision
 from hetpipe.spec.plan import Backend, Plan
-from tests.support.nets import batch, build
+from tests.support.nets import OwnFew, batch, build, copied
 from tests.support.ranks import make_plan
 from tests.support.transparency import share
 
@@ -56,7 +57,7 @@ class HalfCase:
     def build(self) -> nn.Sequential:
         layers = build(self.net, torch.float32)
         for parameter in layers.parameters():
-            if not parameter.requires_grad and parameter.ndim > 1:
+            if not (parameter.requires_grad or stays(parameter)) and parameter.ndim > 1:
                 parameter.data = parameter.data.to(self.frozen)
         return layers
 
@@ -109,7 +110,7 @@ def train_half(world: World, cases: list[HalfCase], backend: Backend) -> list[Ha
     for case in cases:
         describe_with(f"device {world.device_id}, case {case.name!r}")
         engine = open_half(world, case, backend, case.build())
-        optimizer, losses, gradients = case.optimizer(engine.parameters()), list[float](), dict[str, Tensor]()
+        optimizer, losses, gradients = case.optimizer(engine.trained_parameters()), list[float](), dict[str, Tensor]()
         for step in range(STEPS):
             inputs, targets = (share(value, case.samples, engine.replica) for value in case.batch(step))
             losses.append(engine.step(inputs if engine.is_first else None, targets if engine.is_last else None))
@@ -117,7 +118,7 @@ def train_half(world: World, cases: list[HalfCase], backend: Backend) -> list[Ha
             gradients = gradients or {n: p.grad.clone() for n, p in engine.named_parameters() if p.grad is not None}
             optimizer.step()
         engine.check_replicas()
-        found.append(Half(losses, gradients, {n: p.detach().clone() for n, p in engine.named_parameters()}))
+        found.append(Half(losses, gradients, {n: copied(p) for n, p in engine.named_parameters()}))
         engine.leave()
     return found
 
@@ -179,7 +180,7 @@ def half_on_one_device(case: HalfCase) -> tuple[Half, dict[str, Tensor]]:
             factor = power / (SCALE if case.scaled else 1.0) / weight
             bound = {n: 4 * len(t) * 2.0**-24 * factor * torch.stack(t).sum(0) for n, t in terms.items()}
         optimizer.step()
-    return Half(losses, found, {n: p.detach().clone() for n, p in layers.named_parameters()}), bound
+    return Half(losses, found, {n: copied(p) for n, p in layers.named_parameters()}), bound
 
 
 OVERFLOWS, LAYER, ALL_STEPS, INTERVAL = (0, 1, 7, 20, 21, 34), 5, 50, 5  # the layer is in the middle stage of replica 0
@@ -338,6 +339,13 @@ def try_callers(world: World, plan: Plan) -> dict[str, Any]:
         engine.loss_scale.scale = 2.0**10
     engine.close()
     return found
+
+
+def own_bits() -> nn.Sequential:
+    """Six layers for the tests' points, of which two keep their matrices in float8 and in 4 bits, and cast them themselves."""
+    torch.manual_seed(0)
+    few = OwnFew(torch.float8_e4m3fn, 16), OwnFew(torch.float8_e5m2, 16)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), few[0], nn.Tanh(), few[1], nn.Linear(16, 4))
 
 
 def half_frozen() -> nn.Sequential:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.model import Tensors, as_tuple
+from hetpipe.layers.numbers import turn, type_name
 
 WIDTH, WORDS, LENGTH = 8, 11, 6
 LAYERS = 10
@@ -244,6 +245,32 @@ def pictures() -> nn.Sequential:
     return nn.Sequential(*[Rows() for _ in range(LAYERS - 1)], Mean())
 
 
+class OwnFew(nn.Module):
+    """Keeps a frozen matrix in types of its own, in which nothing computes: in float8, and as two numbers of 4 bits a byte. It
+    casts them itself, by a frozen scale; an adapter and a bias train."""
+
+    def __init__(self, dtype: torch.dtype = torch.float8_e4m3fn, width: int = WIDTH) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(width, width).to(dtype), requires_grad=False)
+        self.packed = nn.Parameter(torch.randint(0, 256, (width, width // 2), dtype=torch.uint8), requires_grad=False)
+        self.register_buffer("shift", torch.full((), 0.125).to(torch.float8_e5m2))
+        self.scale = nn.Parameter(torch.full((width, 1), 0.3), requires_grad=False)
+        self.a, self.b = nn.Parameter(torch.randn(2, width) / 4), nn.Parameter(torch.randn(width, 2) / 4)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = torch.stack([self.packed & 15, self.packed >> 4], -1).flatten(1).to(x.dtype) / 8 - 1
+        matrix = (self.matrix.to(x.dtype) + packed + self.get_buffer("shift").to(x.dtype)) * self.scale
+        low_rank = nn.functional.linear(nn.functional.linear(x, self.a), self.b)
+        return x + torch.tanh(nn.functional.linear(x, matrix, self.bias) + low_rank)
+
+
+def own_few() -> nn.Sequential:
+    """Between blocks that train; one layer, which is the last of a stage, with nothing that does."""
+    few = [OwnFew(), OwnFew(torch.float8_e5m2), OwnFew(), OwnFew(torch.float8_e5m2).requires_grad_(False)]
+    return nn.Sequential(Block(), few[0], Block(), few[1], few[2], few[3], *[Block() for _ in range(LAYERS - 6)])
+
+
 NETS: dict[str, Callable[[], nn.Sequential]] = {
     "blocks": blocks,
     "partly in full": partly_in_full,
@@ -271,6 +298,7 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "DoRA and norms": with_adapters(blocks, use_dora=True, train_also=["norms"]),
     "tied, LoRA": with_adapters(tied_language_model, train_also=["embed", "head"]),
     "nf4, rsLoRA": with_adapters(blocks, base="nf4", rank_stabilized=True),
+    "few bits of its own": own_few,
     "int8, DoRA": with_adapters(blocks, base="int8", use_dora=True),
 }
 
@@ -278,7 +306,16 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
 def build(net: str, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """The net with the same weights every time."""
     torch.manual_seed(0)
-    return NETS[net]().to(dtype)
+    layers = NETS[net]()
+    turn(layers, type_name(dtype))  # type: ignore[arg-type]
+    return layers
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy that goes from process to process, and can be compared: float8 as its bytes, since pickle cannot read what it wrote
+    of it."""
+    found = tensor.detach().clone()
+    return found.view(torch.uint8) if found.is_floating_point() and found.element_size() == 1 else found
 
 
 def batch(net: str, size: int, step: int, dtype: torch.dtype = torch.float64) -> tuple[Tensors, Tensors]:

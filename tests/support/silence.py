@@ -118,6 +118,9 @@ def add_up(world: World) -> dict[str, Any]:
         heard["again"] = told(lambda: engine.accumulate().__enter__())
     heard["gradients"] = {name: p.grad.clone() for name, p in engine.named_parameters() if p.grad is not None}
     heard["norm"] = engine.grad_norm()
+    for p in engine.parameters():
+        p.grad = p.grad * 2 if p.grad is not None else None
+    heard["replaced"] = engine.clip_grad_norm_(heard["norm"]), engine.grad_norm()
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
     with engine.accumulate():
         engine.step(*parts(engine, "tied", 5))

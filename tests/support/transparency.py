@@ -36,7 +36,7 @@ from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Measurement
-from tests.support.nets import LAYERS, WORDS, batch, build
+from tests.support.nets import LAYERS, WORDS, batch, build, copied
 from tests.support.ranks import make_plan
 
 # Of the words of "tied": three of them count for nothing, and the sum of the others is not exact.
@@ -136,7 +136,7 @@ def _whole(
 
 
 def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: int) -> Trained:
-    optimizer = case.make_optimizer(engine.parameters())
+    optimizer = case.make_optimizer(engine.trained_parameters())
     losses, norms, evaluations, memory = [], [], [], []
     meter = engine.recorders[0].meter if isinstance(engine, PlanEngine) else None
     for step in range(max(1, case.steps)):
@@ -157,7 +157,7 @@ def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: in
         optimizer.step()
         if case.zero_grad:
             optimizer.zero_grad()
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    state = {name: copied(value) for name, value in module.state_dict().items()}
     return Trained(replica, losses, norms, evaluations, state, without if case.steps else set(), memory)
 
 

@@ -180,7 +180,7 @@ def train_wrapped(world: World, folder: str) -> dict[str, Any]:
     inputs, targets, _ = batch("llama")
     plan = make_plan([{"cuts": ZOO["llama"].cuts, "sizes": [3, 1, 2]}], model="llama")
     engine = open_engine(world, plan, layers, inputs, targets, ZOO["llama"].loss())
-    optimizer = optimizer_of(p for p in engine.parameters() if p.requires_grad)
+    optimizer = optimizer_of(engine.trained_parameters())
     loss = engine.step(inputs, targets)
     optimizer.step()
     state = {name: tensor.clone() for name, tensor in engine.state_dict().items()}

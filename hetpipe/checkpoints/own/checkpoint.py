@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hetpipe.building.content import Content
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import adapter_keys, adapter_names, base_of, check_adapted
+from hetpipe.checkpoints.base_numbers import check_numbers, numbers_key, numbers_of_base
 from hetpipe.checkpoints.own.facts import content_in, loop_facts, note_of_change
 from hetpipe.checkpoints.resume import refuse_other_data
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
@@ -56,6 +57,7 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
     base = {"base": found, "adapter": adapter_keys(engine.layers), "adapter_names": adapter_names(engine.layers)} if (
         found := base_of(engine.layers)) is not None else {}
+    base |= numbers_key(numbers_of_base(engine.layers, world, engine.stage))
     content = world.together(lambda: content_in(data))
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
     extra |= {"loop": world.first(loop_facts(engine, optimizer))}
@@ -97,6 +99,7 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     newest.check_seen(world)
     state = world.together(lambda: read_saved(newest))
     world.together(lambda: check_adapted(state, list(engine.layers), newest))
+    check_numbers(state.base_numbers, numbers_of_base(engine.layers, world, engine.stage), newest)
     content, facts = world.together(lambda: content_in(data)), loop_facts(engine, optimizer)
     if isinstance(state, LoopState):
         world.together(lambda: refuse_other_data(state.data, content, newest, "name another folder to start anew"))

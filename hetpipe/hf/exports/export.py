@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpipe.checkpoints.base import adapter_said, check_adapted
+from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
 from hetpipe.checkpoints.stores.store import Store, Stored
@@ -32,6 +34,7 @@ from hetpipe.hf.stored import as_stored
 from hetpipe.layers.adapters.names import Trained, split_kind
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import adapter_of, lineage_of, tensors_of, uncompiled, written_names
+from hetpipe.processes.world import alone
 from hetpipe.spec.sections.adapter import AdapterSection
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -122,9 +125,20 @@ def _export_adapted(
                          "and add them in a program of your own")  # fmt: skip
     check_mergeable(layers)
     target = make_folder(folder)
-    dtype = _write_files(_filled(merged_layers(layers, read)), target, lambda tensors: as_stored(origin.model, tensors))
+    parts = _of_its_base(merged_layers(layers, read), layers, saved)
+    try:
+        dtype = _write_files(_filled(parts), target, lambda tensors: as_stored(origin.model, tensors))
+    except InputError:
+        shutil.rmtree(target)
+        raise
     origin.write_config(target, dtype)
     return target
+
+
+def _of_its_base(parts: Iterable[dict[str, Tensor]], layers: nn.Sequential, saved: Stored) -> Iterator[dict[str, Tensor]]:
+    """These parts of a model whose layers are read meanwhile. InputError at the end if it is another than it was in training."""
+    yield from parts
+    check_numbers(read_saved(saved).base_numbers, numbers_of_base(layers, alone()), saved)
 
 
 def _export_named(state: TrainerState | LoopState, saved: Stored, folder: str | Path) -> Path:

@@ -13,6 +13,9 @@ from hetpipe.layers.numbers import without_autocast
 
 EXACT = 1e-9  # by which numbers of float64 may differ, of the largest
 ALIKE = 1e-12  # by which they may differ before it, for that
+FEW = 0.01  # of all numbers: where so few are off, rounding may have decided (which expert a word goes to)
+ROUNDED = 64  # units of the last place that layers' rounding parts numbers by which began alike, on average
+NEAR = 0.1  # how far apart, of a mean number, what is known to be rounding may be on average
 MOST_SORTED = 1 << 24  # numbers of a tensor whose rows are nobody knows where
 
 
@@ -68,6 +71,20 @@ def growing(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
         return None
     found = [d for d in range(whole.ndim) if any(part.shape[d] != whole.shape[d] for part in parts)]
     return found[0] if len(found) == 1 and sum(p.shape[found[0]] for p in parts) == whole.shape[found[0]] else None
+
+
+def lie_in(whole: Tensor, parts: Sequence[Tensor], most: float | None = None) -> bool:
+    """Whether the parts, one behind the other, are the whole but for rounding: on average numbers are no farther apart than
+    `most`, of a mean number; None: than layers leave them that round what began alike."""
+    grows = growing(whole, parts)
+    if grows is None:
+        return False
+    if most is None:
+        wide = whole.dtype in (torch.float32, torch.float64)
+        most = tolerance(ROUNDED * torch.finfo(whole.dtype).eps if wide else 0.0, [whole])
+    with without_autocast(whole.device):
+        own, other = (t.detach().to(_wide(t)) for t in (whole, torch.cat(list(parts), grows)))
+    return own.numel() == 0 or float((own - other).abs().mean()) <= most * float(own.abs().mean())
 
 
 def of_sums(whole: Sequence[Tensor | None], parts: Sequence[Sequence[Tensor | None]], most: float) -> Difference:

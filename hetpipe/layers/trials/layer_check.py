@@ -23,7 +23,18 @@ from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import uncompiled
-from hetpipe.layers.trials.compare import ALIKE, NONE, Difference, growing, of_rows, of_sums, tolerance
+from hetpipe.layers.trials.compare import (
+    ALIKE,
+    FEW,
+    NEAR,
+    NONE,
+    Difference,
+    growing,
+    lie_in,
+    of_rows,
+    of_sums,
+    tolerance,
+)
 from hetpipe.layers.trials.still import Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
 from hetpipe.layers.untouched.randomness import drawing
@@ -31,7 +42,6 @@ from hetpipe.layers.weights import eagerly, fingerprint
 
 ROWS = 4  # that a model is tried on, at most
 OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in other batches
-FEW = 0.01  # of all numbers: where so many differ at most, rounding may have decided (which expert a word goes to)
 CUT = "A batch is cut into micro-batches and shared out, so gradients would be wrong."
 ACCEPT = (
     "To accept that each micro-batch is a batch of its own to it, write 'coupled_layers: per_microbatch' in the job's model "
@@ -62,6 +72,12 @@ class TrialRows(NamedTuple):
             sizes = None if d is None else [first.shape[d], second.shape[d]]
             cut = (whole, whole) if d is None or sizes is None else torch.split(whole.detach(), sizes, d)
             parts.append([t.detach().requires_grad_(whole.requires_grad) for t in cut])
+        return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
+
+    def without_rounding(self, most: float | None = None) -> TrialRows:
+        """With parts of the whole where these are but for rounding (see `lie_in`): both begin alike."""
+        own, cut = (list(zip(*rows.parts, strict=True)) for rows in (self, self.cut_anew()))
+        parts = [b if lie_in(whole, a, most) else a for whole, a, b in zip(self.whole, own, cut, strict=True)]
         return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> TrialRows:
@@ -167,7 +183,8 @@ class _Trial:
     """One layer, which `put_back` makes what it was, on rows together and apart."""
 
     def __init__(self, layer: nn.Module, given: TrialRows, put_back: Callable[[], None]) -> None:
-        self.layer, self.given, self.fixed = layer, given, set[int]()
+        self.layer, self.given, self.put_back, self.fixed = layer, given, put_back, set[int]()
+        self.rounded = False  # whether what differs is rounding, of which the layers behind it would make more
         columns = [column for column in zip(given.whole, *given.parts, strict=True) if column[0].is_floating_point()]
         self.exact = not _all(of_rows(whole, parts, given.rows, ALIKE) for whole, *parts in columns).share  # as far as is known
         with torch.no_grad():
@@ -191,7 +208,8 @@ class _Trial:
     def given_on(self) -> TrialRows:
         """What the layer gives."""
         parts = self.parts[0].outputs, self.parts[1].outputs
-        return TrialRows(self.whole.outputs, parts, self.given.rows)
+        found = TrialRows(self.whole.outputs, parts, self.given.rows)
+        return found.without_rounding(NEAR) if self.rounded else found
 
     def forward(self, leaves: Sequence[Tensor], still: Still | None = None, seed: str = "run") -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
@@ -313,18 +331,30 @@ class _Trial:
         return rows | of_sums(whole, parts, most)
 
     def by_rounding(self, off: Difference) -> bool:
-        """Whether a difference is but rounding, that decides something now and then: in float64 there is none. Where the layer
-        does not run in float64, of a difference in many numbers it is not."""
+        """Whether a difference is but rounding, that decides something now and then, or that a layer makes larger which layers
+        before it have made: in float64, of the same rows, there is none. Where the layer does not run in float64, neither is
+        there in its own type, or it is in few numbers."""
         if next((t for t in self.whole.outputs if t.dtype == torch.float64), None) is not None:
             return False
+        same = self.given.without_rounding()
         try:
-            exact = copy.deepcopy(self.layer).double()
-            trial = _Trial(exact, self.given.double(), remember(exact, parameters=True))
-            trial.exact = False  # it need not be more alike than this one
+            self.rounded = not self.in_double(same).share
         except Exception:
-            return off.share < FEW
-        pairs = zip(trial.parts[0].outputs, trial.again.outputs, strict=True)
-        return not (_all(of_rows(a, [b], (1,), OUTPUTS) for a, b in pairs) | trial.outputs(OUTPUTS) | trial.slopes()).share
+            again = _Trial(self.layer, same, self.put_back)
+            self.rounded = off.share < FEW or not again.difference(tolerance(OUTPUTS, self.whole.outputs)).share
+        return self.rounded
+
+    def in_double(self, given: TrialRows) -> Difference:
+        """What differs in float64, of these rows."""
+        exact = copy.deepcopy(self.layer).double()
+        trial = _Trial(exact, given.double(), remember(exact, parameters=True))
+        trial.exact = False  # it need not be more alike than this one
+        return trial.difference(OUTPUTS)
+
+    def difference(self, most: float) -> Difference:
+        """Of all that may show that samples are coupled, or state is kept."""
+        pairs = zip(self.parts[0].outputs, self.again.outputs, strict=True)
+        return _all(of_rows(a, [b], (1,), most) for a, b in pairs) | self.outputs(most) | self.slopes()
 
 
 def plain_numbers(layer: nn.Module) -> dict[str, Tensor]:

@@ -4,10 +4,11 @@ makes in its first forward and keeps would else be one of fake tensors, of anoth
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 DEPTH = 5  # of what a module holds that is no module
 MOST_ITEMS = 10_000  # of a container
+# Containers are read, and written, by what Python's own have for it: the methods of somebody's class may refuse, or do more.
+KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 
 
 @contextmanager
@@ -49,15 +52,16 @@ def _remember(value: Any, undo: list[Callable[[], None]], seen: dict[int, Any], 
     if isinstance(value, Tensor):
         if not value.is_meta:
             undo.append(_tensor(value))
-    elif isinstance(value, dict | list | set | deque):
-        if len(value) <= MOST_ITEMS:
-            _contents(value, undo, seen, depth)
+    elif (kind := next((kind for kind in KINDS if issubclass(type(value), kind)), None)) is not None:
+        if kind.__len__(value) <= MOST_ITEMS:
+            _contents(value, kind, undo, seen, depth)
+        _attributes(value, undo, seen, depth + 1)
     elif isinstance(value, torch.Generator | np.random.Generator | random.Random):
         undo.append(_generator(value))
     elif isinstance(value, nn.Module):
-        _contents(vars(value), undo, seen, 0)
+        _attributes(value, undo, seen, 0)
     elif _is_plain(value):
-        _contents(vars(value), undo, seen, depth + 1)
+        _attributes(value, undo, seen, depth + 1)
 
 
 def _tensor(tensor: Tensor) -> Callable[[], None]:
@@ -72,6 +76,8 @@ def _tensor(tensor: Tensor) -> Callable[[], None]:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Bit by bit, where no number is a number, too."""
+    if a.element_size() == 1:  # of float8 torch compares no such
+        return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     if torch.equal(a, b) or not a.is_floating_point():
         return torch.equal(a, b)
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
@@ -89,19 +95,72 @@ def _set(function: Callable[[Tensor], object], state: Tensor) -> None:
     function(state)
 
 
-def _contents(held: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:
-    before = held.copy()
+def _attributes(value: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:
+    own = getattr(value, "__dict__", None)
+    if own is not value and issubclass(type(own), dict):
+        _contents(own, dict, undo, seen, depth)
 
-    def put_back() -> None:
-        held.clear()
-        if isinstance(held, dict | set):
-            held.update(before)
-        else:
-            held.extend(before)
 
-    undo.append(put_back)
-    for item in list(before.values() if isinstance(before, dict) else before):
+def _contents(held: Any, kind: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:
+    items = tuple(kind.values(held) if issubclass(kind, dict) else kind.__iter__(held))
+    if issubclass(kind, dict):
+        undo.append(partial(_put_back_mapping, kind, held, tuple(kind.keys(held)), items))
+    else:
+        undo.append(partial(PUT_BACK[kind], held, items))
+    for item in items:
         _remember(item, undo, seen, depth + 1)
+
+
+def _put_back_mapping(kind: Any, held: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """What changed only, and where keys did, all in their order."""
+    if not keys and not kind.__len__(held):
+        return
+    now = tuple(kind.keys(held))
+    if _are(now, keys):
+        found = tuple(kind.values(held))
+        if not _are(found, values):
+            for key, value, other in zip(keys, values, found, strict=True):
+                if other is not value:
+                    kind.__setitem__(held, key, value)
+        return
+    own = set(map(id, keys))
+    for key in now:
+        if id(key) not in own:
+            kind.__delitem__(held, key)
+    for key, value in zip(keys, values, strict=True):
+        if kind.__contains__(held, key):
+            kind.__delitem__(held, key)
+        kind.__setitem__(held, key, value)
+
+
+def _put_back_list(held: Any, items: Sequence[Any]) -> None:
+    if not _are(tuple(list.__iter__(held)), items):
+        list.__setitem__(held, slice(None), items)
+
+
+def _put_back_set(held: Any, items: Sequence[Any]) -> None:
+    now = tuple(set.__iter__(held))
+    if not _are(now, items):
+        own = set(items)
+        set.difference_update(held, [item for item in now if item not in own])
+        set.update(held, own)
+
+
+def _put_back_deque(held: Any, items: Sequence[Any]) -> None:
+    if not _are(tuple(deque.__iter__(held)), items):
+        deque.extend(held, items)  # what is too much for its greatest length leaves it at the other end
+        while deque.__len__(held) > len(items):
+            deque.popleft(held)
+
+
+def _are(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """The same objects."""
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
+PUT_BACK: dict[Any, Callable[[Any, Sequence[Any]], None]] = {
+    list: _put_back_list, set: _put_back_set, deque: _put_back_deque
+}  # fmt: skip
 
 
 def _is_plain(value: Any) -> bool:

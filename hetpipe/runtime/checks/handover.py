@@ -48,10 +48,10 @@ SEARCHES = (
 
 
 class Handover:
-    """Looks at what becomes of the gradients of these parameters."""
+    """Looks at what becomes of the gradients of these parameters, which train."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
+        self._parameters = parameters
         self._ids = {id(p) for p in self._parameters}
         self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
         self._lost = self._taken = self._told = self._inside = self._left_out = False
