@@ -214,13 +214,13 @@ class Oracle:
         sums = sync_times(plan, self.costs, [part.ready for part in parts], [part.ahead for part in parts])
         step = max([*(part.end for part in parts), *(end for _, _, end in sums)])
         deadline = self.problem.deadline_seconds_per_step
-        if deadline is not None and step > deadline:
+        if step > self.problem.latest_step:
             return
         goal = (step if deadline is None else step * price, step)
         if goal < self.best and self.problem.cluster.shares_adapters:
             step = play(plan, self.costs).step
             goal = (step if deadline is None else step * price, step)
-        if goal < self.best and (deadline is None or step <= deadline):
+        if goal < self.best and step <= self.problem.latest_step:
             self.best, self.plan = goal, plan
 
     def search(self) -> None:
@@ -240,8 +240,9 @@ class Oracle:
 
     def hopeless(self, part: Priced) -> bool:
         """Whether no plan with this pipeline is better than the best so far."""
-        deadline = self.problem.deadline_seconds_per_step
-        return part.end >= self.best[1] if deadline is None else part.end > deadline
+        if self.problem.deadline_seconds_per_step is None:
+            return part.end >= self.best[1]
+        return part.end > self.problem.latest_step
 
     def combine(self, every: list[list[Priced]], price: float, chosen: tuple[Priced, ...] = ()) -> None:
         """One pipeline from each list."""

@@ -202,7 +202,7 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
     )
     wrong(2, "cannot write into the folder job.yaml: Not a directory", "log.folder=job.yaml")
     folder.cluster(2, memory="1 KiB")
-    wrong(3, "no plan fits the memory of the cluster: layer 1 ('block0') alone needs 36752 bytes on a 'cpu'")
+    wrong(3, "no plan fits the memory of the cluster: layer 1 ('block0') alone needs 36624 bytes on a 'cpu'")
 
 
 def test_the_installed_command_finds_a_user_s_module_in_the_current_folder(folder: Folder) -> None:

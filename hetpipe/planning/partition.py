@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -88,6 +89,12 @@ class Problem:
     def sums_early(self) -> bool:
         """Whether gradients are summed while the last backward still runs (`hetpipe.predict.sums`)."""
         return self.backend == "torch" and self.cluster.runtime_overhead.bucket_bytes > 0
+
+    @property
+    def latest_step(self) -> float:
+        """Seconds that a step may take under the deadline, and a rounding of sums that were made in another order; infinite
+        without one."""
+        return math.inf if self.deadline_seconds_per_step is None else self.deadline_seconds_per_step * (1 + 1e-12)
 
     @property
     def without_reserve(self) -> str:

@@ -93,8 +93,7 @@ class ExactSearch:
 
     def widest(self) -> float:
         """The largest step that any grouping may take to be of interest."""
-        deadline = self.problem.deadline_seconds_per_step
-        return self.best_step if deadline is None else deadline * (1 + 1e-12)  # bounds are sums in another order
+        return self.best_step if self.problem.deadline_seconds_per_step is None else self.problem.latest_step
 
     def price(self, grouping: Grouping) -> float:
         """Price per hour of all devices of a grouping."""
@@ -106,8 +105,7 @@ class ExactSearch:
         if self.problem.cluster.shares_adapters:
             self.space.meter.count(SHARED)
             step = play(build_plan(self.space, chosen, self.name), self.space.costs).step
-        deadline = self.problem.deadline_seconds_per_step
-        if step < self.limit(price) and (deadline is None or step <= deadline):
+        if step < self.limit(price) and step <= self.problem.latest_step:
             self.best_step, self.best_cost, self.chosen = step, price * step, chosen
 
     def run(self) -> Solution:

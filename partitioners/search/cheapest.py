@@ -67,7 +67,7 @@ class Cheapest:
     def run(self) -> Solution:
         """The cheapest plan in time that was found."""
         whole = self.subset(tuple(sum(sum(node.devices.values()) for node in group) for group in self.groups))
-        if whole.bound > self.deadline:
+        if whole.bound > self.problem.latest_step:
             raise PartitionError(
                 f"no plan has a step of at most {self.deadline} s: on all devices it takes at least {whole.bound:.4g} s"
             )
@@ -75,7 +75,7 @@ class Cheapest:
             self.plan(whole)
         least = fluid_price(self.problem, self.deadline)
         every = [self.subset(counts) for counts in self.counts()]
-        left = [subset for subset in every if subset.bound <= self.deadline and self.affordable(subset)]
+        left = [subset for subset in every if subset.bound <= self.problem.latest_step and self.affordable(subset)]
         left = spread(sorted(left, key=lambda s: (s.price, s.counts)))
         while left and self.more() and (self.best is None or self.best[0] > least * NEAR):
             subset = min(left, key=self.expected)
@@ -148,7 +148,7 @@ class Cheapest:
         """First those expected in time, then by price to about a percent."""
         ratio = sorted(self.ratios)[len(self.ratios) // 2] if self.ratios else 1.1
         step = subset.bound * ratio
-        return step > self.deadline, round(math.log(max(subset.price * step, 1e-300)), 2)
+        return step > self.problem.latest_step, round(math.log(max(subset.price * step, 1e-300)), 2)
 
     def plan(self, subset: Subset) -> None:
         """Plan a subset, and keep its plan if it is in time and cheaper than the one in hand."""
@@ -166,7 +166,7 @@ class Cheapest:
         self.ratios.append(step / max(subset.bound, 1e-300))
         self.fastest = min(self.fastest, step)
         price = sum(cluster.type_of(device).price_per_hour for device in plan.device_ids)
-        if step <= self.deadline and (self.best is None or price * step < self.best[0]):
+        if step <= self.problem.latest_step and (self.best is None or price * step < self.best[0]):
             self.best = price * step, plan
 
     def more(self) -> bool:

@@ -51,7 +51,6 @@ def cost(problem: Problem, plan: Plan, step: float | None = None) -> float:
     """What is minimised: the step, or under a deadline its price (per hour × seconds); infinite where the plan breaks a limit."""
     step = simulate(plan, problem.profile, problem.cluster).step_seconds if step is None else step
     price = sum(problem.cluster.type_of(device).price_per_hour for device in plan.device_ids)
-    most, deadline = problem.max_price_per_hour, problem.deadline_seconds_per_step
-    if (most is not None and price > most) or (deadline is not None and step > deadline):
+    if (problem.max_price_per_hour is not None and price > problem.max_price_per_hour) or step > problem.latest_step:
         return math.inf
-    return step if deadline is None else price * step
+    return step if problem.deadline_seconds_per_step is None else price * step
