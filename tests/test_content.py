@@ -25,6 +25,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hetpipe
 from hetpipe.building.content import content_of
 from hetpipe.checkpoints.base import pinned_base
+from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
 from hetpipe.checkpoints.resume import check_data, compare, identity
 from hetpipe.files.messages import InputError
@@ -34,6 +35,7 @@ from hetpipe.finetune.job import make_job
 from hetpipe.finetune.looked import look
 from hetpipe.language.conversations import chat
 from hetpipe.layers.model import cross_entropy, mse
+from hetpipe.layers.weights import materialise
 from hetpipe.spec.job import Job
 from hetpipe.training.session import open_session
 from tests.support.chats import chat_of, lines
@@ -141,6 +143,7 @@ class Change(NamedTuple):
 
 
 OTHERS, ORDER = "samples are others", "the samples are in another order"
+ROW = "was saved with adapters of a model with other numbers, under the same names and shapes; layer 'embed' is the first"
 CHANGES = {
     "an answer was mended": Change(OTHERS, written(mended)),
     "a word became another": Change(OTHERS, written(lambda r: r[5]["messages"][0].update(content="Hello dog"))),
@@ -162,6 +165,7 @@ CHANGES = {
     "what the tokenizer is called": Change(SAME, in_file("tokenizer_config.json", lambda c: c.update(name_or_path="it"))),
     "the template begins otherwise": Change("the template of chats is another", in_template("{% for", "Hello{% for")),
     "the template in other words": Change("the template of chats is another", in_template("{% for", "{# #}{% for")),
+    "one row of the base": Change((ROW, ROW, "was saved with adapters of the model "), one_row, loop={"seed": 1}),
     "samples were cut": Change(
         "there were 12 samples to train on, and there are ", bool, {"length": 16}, ("data.args.length=16",), {"length": 16}),
     "a limit that cuts nothing": Change(
@@ -229,6 +233,8 @@ class Kept:
         if state.optimizer != job.train.optimizer.name:  # which the run itself says
             alone(Path(JOB), *change.settings)
         note = compare(state.job, identity(job) | pinned_base(session.model.layers), newest, step=state.step)
+        materialise(session.model.layers)
+        check_numbers(state.base_numbers, numbers_of_base(session.model.layers, session.world), newest)
         sys.stderr.write(note or "")
 
     def of_finetune(self, change: Change) -> None:
