@@ -35,7 +35,7 @@ from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.adapted import KINDS
 from tests.support.jobs import Folder
 from tests.support.ranks import make_plan
-from tests.test_adapter_folders import ROWS, folder_of, job_of, saved_alone
+from tests.test_adapter_folders import folder_of, job_of, saved_alone
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +121,14 @@ def test_all_numbers_are_those_under_any_plan(kind: str, base: Path, tmp_path: P
     names = [name for name, _ in make().named_children()]
     assert list(whole.layers) == [name for name in names if kind != TRAINED or name not in ("embed", "head")]
     assert all(text.startswith("read:") for text in whole.layers.values())
-    for plans in ([(1, 1, 1, 1, 1)], [(2, 3)], [(4, 1)], [(2, 1, 2), (5,)], [(3, 2), (1, 4)]):
+    for plans in ([(1, 1, 1, 1, 1)], [(2, 1, 2), (4, 1)]):
         assert numbers(make, *plans) == whole, plans
     other_numbers = {"embed_tokens": "embed", "layers.1.mlp.up_proj": "layer1", "norm": "head"}
     for short, layer in other_numbers.items():
         name = f"model.{short}.weight"
+        if "mlp" not in name and kind != "plain":
+            continue
         other = changed(base, tmp_path / name, name, (5,) if short == "norm" else (9, 20))
-        if kind == TRAINED and "mlp" not in name:
-            continue  # it trains, and is saved
         found = numbers(lambda other=other: make(other), (2, 3))  # type: ignore[misc]
         assert short == "norm" or base_of(make(other)) == base_of(make()), "a few numbers do not tell"
         assert {own for own, text in found.layers.items() if text != whole.layers[own]} == {layer}, name
@@ -243,7 +243,7 @@ def test_a_job_goes_on_beside_the_same_numbers_only(base: Path, tmp_path: Path) 
     folder = tmp_path / "own"
     changed(base, folder, at=(9, 20))
     made = Folder(tmp_path)
-    file = job_of(made, folder, {"r": 4, "base": "nf4", "use_dora": True})
+    file = job_of(made, folder, {"r": 4, "base": "nf4", "use_dora": True}, ({"cuts": [2, 3], "sizes": [6]},))
     run_everywhere(Job.read(file, ["train.steps=2"]), train_rank)
     state = json.loads((tmp_path / "saved" / "step-00000002" / STATE_FILE).read_text())
     found = BaseNumbers.model_validate(state["base_numbers"])
@@ -253,9 +253,6 @@ def test_a_job_goes_on_beside_the_same_numbers_only(base: Path, tmp_path: Path) 
     job_of(made, folder, {"r": 4, "base": "nf4", "use_dora": True}, ({"cuts": [5], "sizes": [6]},))
     assert len(run_everywhere(Job.read(file, ["train.steps=3"]), train_rank).losses) == 1
     changed(folder, folder)
-    with pytest.raises(RankFailure, match="with other numbers, under .*; layer 'embed' is the first that differs"):
-        run_everywhere(Job.read(file, ["train.steps=4"]), train_rank)
-    job_of(made, folder, {"r": 4, "base": "nf4", "use_dora": True}, ROWS)
     with pytest.raises(RankFailure, match="; layer 'embed' is the first that differs: give the model the weights that it had"):
         run_everywhere(Job.read(file, ["train.steps=4"]), train_rank)
 
@@ -282,8 +279,7 @@ def test_readers_compare_what_they_read(base: Path, tmp_path: Path) -> None:
     hetpipe.load_weights(build_layers(other), saved)  # as of a version that did not say
 
 
-@pytest.mark.parametrize("backend", ["torch", "fairscale"])
-@pytest.mark.parametrize("kind", IN_MEMORY)
+@pytest.mark.parametrize(("kind", "backend"), [*((kind, "torch") for kind in IN_MEMORY), ("int8", "fairscale")])
 def test_a_loop_of_ones_own_goes_on_beside_the_same_numbers_only(kind: str, backend: Backend, tmp_path: Path) -> None:
     cuts = [5] if backend == "torch" else [3, 2]
     plan = make_plan([{"cuts": cuts, "sizes": [2, 2], "devices": [f"n0/{s}" for s in range(len(cuts))]}], schedule="gpipe")

@@ -77,7 +77,7 @@ def test_from_a_folder_and_chats_to_an_adapter(
     mended = run("finetune", "tiny", "chats.jsonl", "--emulate", CARDS, *OPTIONS)
     assert mended.code == 2
     assert "finetuned holds a run over other data: there were 180 samples to train on, and there are 171" in mended.err
-    begun = ("--adapter", "finetuned/adapter", "-o", "second", "--global-batch", "8", "--json")
+    begun = ("--adapter", "finetuned/adapter", "-o", "second", "--global-batch", "8", "--set", "train.steps=2", "--json")
     second = run("finetune", "tiny", "chats.jsonl", "--emulate", CARDS, *begun)
     assert second.code == 0, second.err
     assert json.loads(second.out)["losses"][0] < 1.01 * max(losses[-5:]), "it begins where that one ended"
