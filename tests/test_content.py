@@ -27,6 +27,7 @@ from hetpipe.building.content import content_of
 from hetpipe.checkpoints.base import pinned_base
 from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
+from hetpipe.checkpoints.configured import config_of
 from hetpipe.checkpoints.resume import check_data, compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
@@ -144,6 +145,7 @@ class Change(NamedTuple):
 
 OTHERS, ORDER = "samples are others", "the samples are in another order"
 ROW = "was saved with adapters of a model with other numbers, under the same names and shapes; layer 'embed' is the first"
+EPSILON = "write model.args.weights as it was (tiny)\n  model.config.rms_norm_eps was 1e-06, is 0.01"
 CHANGES = {
     "an answer was mended": Change(OTHERS, written(mended)),
     "a word became another": Change(OTHERS, written(lambda r: r[5]["messages"][0].update(content="Hello dog"))),
@@ -166,6 +168,8 @@ CHANGES = {
     "the template begins otherwise": Change("the template of chats is another", in_template("{% for", "Hello{% for")),
     "the template in other words": Change("the template of chats is another", in_template("{% for", "{# #}{% for")),
     "one row of the base": Change((ROW, ROW, "was saved with adapters of the model "), one_row, loop={"seed": 1}),
+    "how the base computes": Change(
+        (EPSILON, EPSILON, SAME), in_file("config.json", lambda c: c.update(rms_norm_eps=0.01))),
     "samples were cut": Change(
         "there were 12 samples to train on, and there are ", bool, {"length": 16}, ("data.args.length=16",), {"length": 16}),
     "a limit that cuts nothing": Change(
@@ -232,7 +236,8 @@ class Kept:
         state = read_state(newest)
         if state.optimizer != job.train.optimizer.name:  # which the run itself says
             alone(Path(JOB), *change.settings)
-        note = compare(state.job, identity(job) | pinned_base(session.model.layers), newest, step=state.step)
+        layers = session.model.layers
+        note = compare(state.job, identity(job) | pinned_base(layers) | config_of(layers), newest, step=state.step)
         materialise(session.model.layers)
         check_numbers(state.base_numbers, numbers_of_base(session.model.layers, session.world), newest)
         sys.stderr.write(note or "")

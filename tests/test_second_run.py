@@ -20,7 +20,6 @@ from hetpipe.finetune.folder import continued
 from hetpipe.finetune.job import Made
 from hetpipe.finetune.kinds import Found
 from hetpipe.spec.job import Job, SchedulerSection
-from hetpipe.training.exported import install
 from tests.support.finetuning import CARDS
 
 DATA = Content(samples=40, whole="a" * 32, unordered="b" * 32, tokenizer="c" * 32, template="d" * 32)
@@ -182,16 +181,6 @@ def test_a_folder_that_cannot_be_one(left: Left) -> None:
     assert "file is a file: name a folder with -o" in left.refuses(made(out="file"), out="file")
 
 
-def test_what_is_exported_takes_the_place_of_what_was(tmp_path: Path) -> None:
-    written, target = tmp_path / "new", tmp_path / "adapter"
-    for content in ("whole", "newer"):
-        written.mkdir()
-        (written / "file").write_text(content)
-        install(written, target)
-        assert (target / "file").read_text() == content
-    assert not written.exists()
-
-
 # ---- jobs ----
 
 SCHEDULED: dict[str, Any] = {
@@ -219,6 +208,16 @@ def test_another_schedule_goes_on_where_it_is_said_to_begin() -> None:
     assert "train.optimizer.lr was 0.1, is 0.2" in note
     older = {key: value for key, value in saved.items() if key != "train.scheduler.from_step"}
     assert compare(older, saved, Path("step-00000008"), step=8) is None, "a version that knew no such key"
+
+
+def test_a_model_that_is_configured_otherwise_goes_on_with_that_said() -> None:
+    """Its weights are those of the checkpoint; what another version of transformers says beside is no change."""
+    saved = changed() | {"model.config.rms_norm_eps": 1e-6, "model.config.old": 1}
+    own = changed() | {"model.config.rms_norm_eps": 0.01, "model.config.new": 2}
+    note = compare(saved, own, Path("step-00000008"), step=8)
+    assert note is not None
+    assert note.splitlines()[1:] == ["  model.config.rms_norm_eps was 1e-06, is 0.01"]
+    assert compare(changed(), own, Path("step-00000008"), step=8) is None, "a version that did not say"
 
 
 def test_where_a_schedule_ends() -> None:

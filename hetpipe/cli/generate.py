@@ -121,12 +121,13 @@ def _keys(job: Job) -> Mapping[str, Any]:
 def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
     """A job with the model of what a checkpoint says. InputError where it says none."""
     from hetpipe.checkpoints.base import KEY as BASE
+    from hetpipe.checkpoints.configured import CONFIG
     from hetpipe.checkpoints.revision import KEY, WEIGHTS
 
     job: dict[str, Any] = {}
     for key, value in said.items():
         first, *path = key.split(".")
-        if first in ("model", "adapter") and path and key not in (KEY, BASE) and value is not None:
+        if first in ("model", "adapter") and path and key not in (KEY, BASE) and value is not None and not key.startswith(CONFIG):
             place = job.setdefault(first, {})
             for part in path[:-1]:
                 place = place.setdefault(part, {})

@@ -8,6 +8,7 @@ from typing import Any
 from hetpipe.checkpoints.base import KEY as BASE
 from hetpipe.checkpoints.base import with_saved_adapter
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
+from hetpipe.checkpoints.configured import CONFIG
 from hetpipe.checkpoints.resume import UNSAID, identity
 from hetpipe.checkpoints.revision import KEY as REVISION
 from hetpipe.checkpoints.training_state import TrainerState
@@ -84,7 +85,7 @@ def _changed(saved: dict[str, Any], own: dict[str, Any], *, begins: bool) -> lis
     found = []
     for key in dict.fromkeys((*saved, *own)):
         was, now = saved.get(key, UNSAID.get(key)), own.get(key, UNSAID.get(key))
-        free = key in (*DEVICES, BASE, REVISION) or (begins and key.startswith((OF_SCHEDULE, RATE)))
+        free = key in (*DEVICES, BASE, REVISION) or key.startswith(CONFIG) or (begins and key.startswith((OF_SCHEDULE, RATE)))
         if was != now and not free:
             found.append(f"{key} was {shown(was)}, is {shown(now)}")
     return found

@@ -14,6 +14,7 @@ from torch import nn
 
 from hetpipe.building.content import Content, content_of
 from hetpipe.building.datasets import DataSplits
+from hetpipe.checkpoints.configured import config_of
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -33,7 +34,7 @@ def loop_facts(engine: PlanEngine, optimizer: torch.optim.Optimizer) -> dict[str
     found["precision"] = sorted(set((engine.plan.precision or {}).values()))
     named = ((f"{number}.{name}", p) for number, layer in enumerate(layers) for name, p in layer.named_parameters())
     found["what trains (a digest)"] = _digest(name for name, p in named if p.requires_grad)
-    return found | {"the model's modules (a digest)": _digest(map(_described, layers))}
+    return found | config_of(layers) | {"the model's modules (a digest)": _digest(map(_described, layers))}
 
 
 def note_of_change(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: object) -> str | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hetpipe.checkpoints.base import adapter_said, check_adapted
 from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
+from hetpipe.checkpoints.configured import check_config
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.trained import find_checkpoint
@@ -73,6 +74,8 @@ def export_weights(
     state = read_whole(saved)
     available = tensors_in(saved, state.tensors)
     section = adapter_of(model) if model is not None else None
+    if model is not None:
+        check_config(getattr(state, "job", None) or getattr(state, "loop", None), model, saved)
     if merge and section is None:
         raise InputError("there are no adapters to merge: name the job with its section 'adapter', or leave --merge out")
     if model is None and adapter_said(state):
