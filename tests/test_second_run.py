@@ -11,6 +11,7 @@ import torch
 
 from hetpipe.building.build import build_scheduler
 from hetpipe.building.content import Content
+from hetpipe.checkpoints.base import BEGUN
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
 from hetpipe.files.messages import InputError
@@ -172,6 +173,43 @@ def test_a_run_that_began_with_an_adapter_goes_on_with_its_own(left: Left) -> No
     left.state.job.update({"adapter.weights": None, "adapter.r": 8, "adapter.alpha": 4.0})
     assert left.goes_on(begun, adapter="finetuned/adapter", out="second") == begun
     assert "adapter.r was 8, is 16" in left.refuses(made(out="second"), out="second")
+    left.state.job[BEGUN] = "finetuned/adapter"
+    assert left.goes_on(begun, adapter="finetuned/adapter", out="second") == begun
+    other = made(adapter="third/adapter", out="second")
+    assert "adapter.weights was 'finetuned/adapter', is 'third/adapter'" in left.refuses(other, out="second")
+    new = made(lora="r=8,alpha=4", out="second")
+    assert "adapter.weights was 'finetuned/adapter', is None" in left.refuses(new, out="second")
+
+
+def test_an_adapter_is_not_left_unread_for_the_run_that_it_came_from(left: Left) -> None:
+    """--adapter finetuned/adapter, and the -o forgotten, said that the old adapter is the one that was trained."""
+    left.after(10, made())
+    assert left.state is not None
+    assert left.state.job is not None
+    left.state.job[BEGUN] = None
+    own = made(adapter="finetuned/adapter")
+    said = left.refuses(own, adapter="finetuned/adapter")
+    assert "beginning with what that run has learned: --adapter finetuned/adapter, and -o another folder:\n" in said
+    assert said.endswith("  adapter.weights was None, is 'finetuned/adapter'")
+
+
+def test_a_base_that_was_moved_is_looked_at_by_the_run(left: Left) -> None:
+    left.after(4, made())
+    assert left.goes_on(made(), model="tiny") == made()
+    Path("models/tiny").mkdir(parents=True)
+    moved = made(model="models/tiny", tokenizer="tiny")
+    assert left.goes_on(moved, model="models/tiny", tokenizer="tiny") == moved
+    Path("tiny").symlink_to("models/tiny")
+    assert left.goes_on(moved, model="models/tiny", tokenizer="tiny") == moved
+    Path("other").mkdir()
+    assert "model.args.weights was 'tiny', is 'other'" in left.refuses(made(model="other"), model="other")
+    whole = made(model="models/tiny", tokenizer="tiny", lora="none")
+    left.after(4, made(lora="none"))
+    assert left.state is not None
+    assert left.state.job is not None
+    Path("tiny").unlink()
+    del left.state.job["model.base"]
+    assert "model.args.weights was 'tiny', is 'models/tiny'" in left.refuses(whole, model="models/tiny", lora="none")
 
 
 def test_a_folder_that_cannot_be_one(left: Left) -> None:

@@ -19,7 +19,7 @@ from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import KEY as BASE
-from hetpipe.checkpoints.base import other_base, pinned_base
+from hetpipe.checkpoints.base import begun_in, other_base, pinned_base
 from hetpipe.checkpoints.base_numbers import check_numbers, numbers_key, numbers_of_base
 from hetpipe.checkpoints.configured import CONFIG, config_changes, config_of
 from hetpipe.checkpoints.revision import KEY as REVISION
@@ -28,7 +28,7 @@ from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.store import Store, Stored
-from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, take_over
+from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, said_of, take_over
 from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
@@ -254,15 +254,13 @@ class Saved:
         return True
 
     def _identity(self) -> dict[str, Any]:
-        return identity(self.job) | pinned(self.run.engine.layers) | self._base | self._configured
+        return identity(self.job) | pinned(self.run.engine.layers) | self._built
 
     @cached_property
-    def _base(self) -> dict[str, Any]:
-        return pinned_base(self.run.engine.layers)
-
-    @cached_property
-    def _configured(self) -> dict[str, Any]:
-        return config_of(self.run.engine.layers)
+    def _built(self) -> dict[str, Any]:
+        """What is in the model from the start."""
+        layers, found = self.run.engine.layers, checkpoint.complete(self._store)
+        return pinned_base(layers) | config_of(layers) | begun_in(layers, said_of(found[-1]) if found else None)
 
     @cached_property
     def _numbers(self) -> BaseNumbers | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hetpipe.checkpoints.base import BEGUN, is_one, with_saved_adapter
 from hetpipe.checkpoints.base import KEY as BASE
-from hetpipe.checkpoints.base import with_saved_adapter
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
 from hetpipe.checkpoints.configured import CONFIG
 from hetpipe.checkpoints.resume import UNSAID, identity
 from hetpipe.checkpoints.revision import KEY as REVISION
+from hetpipe.checkpoints.revision import WEIGHTS
 from hetpipe.checkpoints.training_state import TrainerState
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.files.parsing import yaml_text
@@ -25,6 +26,7 @@ from hetpipe.spec.job import Job
 DEVICES = ("train.precision",)  # of what makes a run what hangs on the devices, which may be others
 OF_SCHEDULE = "train.scheduler."
 RATE = "train.optimizer.lr"
+OF_ADAPTER = "adapter.weights"
 
 
 def continued(asked: Asked, made: Made) -> Made:
@@ -61,7 +63,10 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
             keys["train"]["scheduler"] = {**schedule(made.steps - state.step), "from_step": state.step}
     job = Job.parse(keys, SOURCE)
     begins = job.train.scheduler is not None and job.train.scheduler.from_step == state.step > 0
-    changed = _changed(state.job or {}, identity(with_saved_adapter(job, state.job or {})), begins=begins)
+    own = identity(with_saved_adapter(job, saved := state.job or {}))
+    if BEGUN in saved:
+        own |= {BEGUN: job.adapter.weights if job.adapter is not None else None}
+    changed = _changed(saved, own, begins=begins)
     if made.content is not None and state.data is not None and (read := [line for line in changed if line.startswith("data.")]):
         changed = [line for line in changed if line not in read]
         warn(f"note: the samples are those that the run in {asked.out} had, though they are read otherwise:\n{listed(read)}")
@@ -86,9 +91,16 @@ def _changed(saved: dict[str, Any], own: dict[str, Any], *, begins: bool) -> lis
     for key in dict.fromkeys((*saved, *own)):
         was, now = saved.get(key, UNSAID.get(key)), own.get(key, UNSAID.get(key))
         free = key in (*DEVICES, BASE, REVISION) or key.startswith(CONFIG) or (begins and key.startswith((OF_SCHEDULE, RATE)))
-        if was != now and not free:
-            found.append(f"{key} was {shown(was)}, is {shown(now)}")
+        if was != now and not free and not _is_called_otherwise(key, was, now, saved):
+            found.append(f"{OF_ADAPTER if key == BEGUN else key} was {shown(was)}, is {shown(now)}")
     return found
+
+
+def _is_called_otherwise(key: str, was: Any, now: Any, saved: dict[str, Any]) -> bool:
+    """Whether both are names of one folder; or a base was moved, of which the run itself sees whether it is the same."""
+    if key not in (BEGUN, WEIGHTS) or None in (was, now):
+        return False
+    return is_one(was, now) or (key == WEIGHTS and BASE in saved and not Path(str(was)).exists() and Path(str(now)).exists())
 
 
 def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
