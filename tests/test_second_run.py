@@ -17,7 +17,7 @@ from hetpipe.checkpoints.training_state import FORMAT, TrainerState
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import DataFacts, ModelFacts, draft, filled, open_keys, schedule, steps_of
-from hetpipe.finetune.folder import continued
+from hetpipe.finetune.folder import continued, write_job
 from hetpipe.finetune.job import Made
 from hetpipe.finetune.kinds import Found
 from hetpipe.spec.job import Job, SchedulerSection
@@ -210,6 +210,21 @@ def test_a_base_that_was_moved_is_looked_at_by_the_run(left: Left) -> None:
     Path("tiny").unlink()
     del left.state.job["model.base"]
     assert "model.args.weights was 'tiny', is 'models/tiny'" in left.refuses(whole, model="models/tiny", lora="none")
+
+
+def test_what_was_written_into_the_job_by_hand_is_not_lost_unsaid(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_job("finetuned", made(), "it")
+    write_job("finetuned", made(), "it")
+    assert capsys.readouterr().err == ""
+    file.write_text(file.read_text().replace("checkpoint:", "checkpoint:\n  keep: 9"))
+    write_job("finetuned", made(epochs=2), "it")
+    said = capsys.readouterr().err
+    assert said.startswith("note: finetuned/job.yaml held another job than that of this command, which takes its place (--set ")
+    assert "\n  checkpoint.keep was 9, is None" in said
+    assert "\n  train.epochs was 1, is 2" in said
+    file.write_text("{")
+    write_job("finetuned", made(), "it")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_folder_that_cannot_be_one(left: Left) -> None:

@@ -13,6 +13,7 @@ from hetpipe.checkpoints.resume import UNSAID, identity
 from hetpipe.checkpoints.revision import KEY as REVISION
 from hetpipe.checkpoints.revision import WEIGHTS
 from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.files.formats import flat, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.files.parsing import yaml_text
 from hetpipe.files.writing import check_folder, check_output, write_text
@@ -42,7 +43,8 @@ def continued(asked: Asked, made: Made) -> Made:
     if not found:
         target = Path(job.export.folder) if job.export is not None else None
         if target is not None and target.exists():
-            raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder")
+            raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder, "
+                             f"or remove {out}")  # fmt: skip
         return made
     state = read_state(found[-1])
     if (told := made.content.other(state.data)) if made.content is not None and state.data is not None else "":
@@ -125,12 +127,26 @@ def write_cluster(out: str, made: Made) -> None:
             write_text(file, text)
 
 
+def _tell_replaced(file: Path, keys: dict[str, Any]) -> None:
+    """What stands in the job that is there and not in the one that takes its place: somebody may have written it there."""
+    try:
+        before, now = dict(flat(read_mapping(file))), dict(flat(keys))
+    except InputError:  # none, or no job
+        return
+    changed = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+    if changed:
+        told = [f"{key} was {shown(before.get(key))}, is {shown(now.get(key))}" for key in changed]
+        warn(f"note: {file} held another job than that of this command, which takes its place (--set KEY=VALUE says what else it "
+             f"shall have):\n{listed(told)}")  # fmt: skip
+
+
 def write_job(out: str, made: Made, command: str, also: Path | None = None) -> Path:
     """The job, in the folder, and where else it is wanted."""
     text = (
         f"# By: {command}\n# To change it and go on without that command, from the same folder: hetpipe train {out}/{JOB_FILE}\n"
         f"{yaml_text(made.keys)}"
     )
+    _tell_replaced(Path(out) / JOB_FILE, made.keys)
     for file in (Path(out) / JOB_FILE, also):
         if file is not None:
             check_output(file)

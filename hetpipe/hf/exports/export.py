@@ -77,7 +77,11 @@ def export_weights(
     if model is not None:
         check_config(getattr(state, "job", None) or getattr(state, "loop", None), model, saved)
     if merge and section is None:
-        raise InputError("there are no adapters to merge: name the job with its section 'adapter', or leave --merge out")
+        what = "there are no adapters to merge"
+        if model is None and adapter_said(state):
+            what = "a checkpoint alone does not say to which model its adapters are added"
+        raise InputError(f"{what}: name the job with its section 'adapter' (hetpipe export-weights JOB.yaml --merge), or leave "
+                         "--merge out")  # fmt: skip
     if model is None and adapter_said(state):
         target = _export_named(state, saved, folder)
     elif model is not None and section is not None:
