@@ -101,13 +101,26 @@ def of_another_word(words: Path) -> None:
 def test_what_has_changed_since_is_not_written_for_what_it_was(
     change: Callable[[Path], object], told: str, left: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = Path(tokenizer(tmp_path / "words"))
+    words = Path(tokenizer(tmp_path / "words", special=["<|im_end|>", "<|im_start|>", "<s>", "</s>"]))  # not as the base's
     run = Run(tmp_path, "model", str(words))
     change(words)
     folder = run.export()
     assert told in capsys.readouterr().err
     found = {path.name for path in folder.iterdir()}
     assert {"tokenizer.json", "chat_template.jinja"} & found == {*left}
+
+
+def test_a_base_that_was_moved_with_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, "adapter")
+    run.base = run.base.rename(tmp_path / "moved")
+    run.layers = build_layers(Job.parse({**run.job.model_dump(mode="json", exclude_unset=True), "model": {
+        "name": "causal_lm", "args": {"weights": str(run.base)}}}, "this test"))  # fmt: skip
+    folder = run.export()
+    assert "note" not in capsys.readouterr().err
+    assert transformers.AutoTokenizer.from_pretrained(folder).chat_template == CHATML
+    of_another_word(run.base)
+    run.export()
+    assert f"is not at hand: there is no folder '{run.words}'" in capsys.readouterr().err
 
 
 def test_a_template_in_a_file_that_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,18 @@ def test_it_ends_where_answers_end_that_were_learned(known: Any, tmp_path: Path,
     assert (found["text"], found["tokens"]) == (text(wanted[:end]), end + 1)
 
 
+def test_a_base_that_was_moved_is_named_by_the_job(trained: tuple[Path, Path], tmp_path: Path, run: Command) -> None:
+    """There was no way to say where it is."""
+    source, folder = trained
+    wanted = run("generate", folder, text(PROMPT), "--tokens", 6).out
+    moved = source.rename(tmp_path / "moved")
+    job = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(moved)}}, "data": {"name": "text"},
+           "train": {"global_batch": 2, "steps": 1}, "checkpoint": {"folder": str(folder)}}  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert f"{source} is no folder of save_pretrained" in refusal(run, folder, text(PROMPT))
+    assert run("generate", tmp_path / "job.yaml", text(PROMPT), "--tokens", 6).out == wanted
+
+
 def test_a_prompt_that_is_written_otherwise_than_in_training_is_told(tmp_path: Path, run: Command) -> None:
     source = tokenizer(qwen(tmp_path / "source"))
     digests = {"samples": 3, "tokenizer": Tokenizer(str(source)).digest}

@@ -57,6 +57,8 @@ def generate(
     job = Job.read(run) if not run.is_dir() else None
     found = find_checkpoint(of_job(job, run) if job is not None else run)
     said = said_of(found) or (_keys(job) if job is not None else {})
+    if job is not None:
+        said = _with_base_of(job, said)
     if thinking is None:
         thinking = said.get("data.args.thinking")
     elif not chat:
@@ -116,6 +118,16 @@ def _keys(job: Job) -> Mapping[str, Any]:
     from hetpipe.checkpoints.resume import identity
 
     return identity(job)
+
+
+def _with_base_of(job: Job, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the job's name of the base, which may have been moved since: whether it is the same is looked at."""
+    from hetpipe.checkpoints.revision import KEY, WEIGHTS
+
+    own = job.model.args.get("weights")
+    if own is None or own == said.get(WEIGHTS) or job.model.label != said.get("model.name"):
+        return said
+    return {key: value for key, value in said.items() if key != KEY} | {WEIGHTS: own}
 
 
 def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
