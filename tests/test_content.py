@@ -24,6 +24,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hetpipe
 from hetpipe.building.content import content_of
+from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.base import pinned_base
 from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
@@ -41,6 +42,7 @@ from hetpipe.spec.job import Job
 from hetpipe.training.session import open_session
 from tests.support.chats import chat_of, lines
 from tests.support.finetuning import small_model
+from tests.support.jobs import STATE
 from tests.support.ranks import make_plan
 from tests.support.runs import alone
 
@@ -320,6 +322,32 @@ def test_a_loop_that_does_not_say_its_data_is_told_so(origin: Path, monkeypatch:
             hetpipe.load_checkpoint(engine, optimizer, "silent", data=loaded)
             said = capfd.readouterr().err
             assert (f"is not looked at: give {told} data=, the loop's data set" in said) if told else not said
+
+
+def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, monkeypatch: Any, capfd: Any) -> None:
+    """It looked at neither data nor optimizer, and said nothing; the other way round a key was missing."""
+    monkeypatch.chdir(origin)
+    rows, others = (TensorDataset(torch.full((9, 8), value), torch.zeros(9, 4)) for value in (0.0, 1.0))
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    with ended():
+        engine = hetpipe.wrap(net, make_plan([{"cuts": [2], "sizes": [4]}]), torch.zeros(1, 8), mse)
+        optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+        job = {"train.optimizer.name": "SGD", "train.optimizer.lr": 0.1, "train.global_batch": 6, "train.seed": engine.seed}
+        unscheduled = {"scheduler": None, "scheduler_state": None, "scheduled": []}
+        state = {**STATE, **unscheduled, "optimizer": "SGD",
+                 "data": content_of(rows, {}, most=32).model_dump(mode="json"), "job": job}  # fmt: skip
+        checkpoint.save("of-a-job", 7, engine.stage, optimizer, state, engine.world, keep=1)
+        with pytest.raises(InputError, match=r"is of other data: sample 0 is another. Set back what has changed to go on, or"):
+            hetpipe.load_checkpoint(engine, optimizer, "of-a-job", data=others)
+        capfd.readouterr()
+        assert hetpipe.load_checkpoint(engine, optimizer, "of-a-job") == 7
+        said = capfd.readouterr().err
+        assert "was saved, and goes on as it is now:\n  global_batch was 6, is 4\n" in said
+        assert "is not looked at: give load_checkpoint data=" in said
+        with pytest.raises(InputError, match="saved with another optimizer: optimizer was 'SGD', is 'Adam'"):
+            hetpipe.load_checkpoint(engine, torch.optim.Adam(engine.parameters()), "of-a-job", data=rows)
+    with pytest.raises(InputError, match=r"is of a loop of one's own \(hetpipe.save_checkpoint\), which says no place"):
+        read_state(list_checkpoints("own")[-1])
 
 
 # ---- data sets of other kinds ----

@@ -49,7 +49,9 @@ class Left:
         monkeypatch.setattr("hetpipe.finetune.folder.read_state", lambda _: self.state)
 
     def after(self, step: int, own: Made) -> None:
-        """A checkpoint of this step."""
+        """A checkpoint of this step, and what an earlier end has exported."""
+        for name in ("adapter", "model"):
+            Path("finetuned", name).mkdir(parents=True, exist_ok=True)
         section = own.job.train.scheduler
         self.state = TrainerState.parse(
             {"format": FORMAT, "step": step, "optimizer": "AdamW", "scheduler": section.name if section else None,
@@ -162,6 +164,16 @@ def test_other_data_are_another_run(left: Left, content: Content, what: str) -> 
         )
     left.after(4, made(lora="none"))
     assert "the model finetuned/model, and -o another folder" in left.refuses(made(content, lora="none"), lora="none")
+
+
+def test_what_a_run_has_learned_that_has_not_ended(left: Left) -> None:
+    """No adapter was in the folder that the advice named."""
+    left.after(4, made())
+    Path("finetuned/adapter").rmdir()
+    assert left.refuses(made(DATA.model_copy(update={"samples": 39}))).endswith(
+        "beginning with what that run has learned: hetpipe export-weights finetuned/job.yaml -o finetuned-adapter, then "
+        "--adapter finetuned-adapter, and -o another folder"
+    )
 
 
 def test_a_run_that_began_with_an_adapter_goes_on_with_its_own(left: Left) -> None:

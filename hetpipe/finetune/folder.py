@@ -114,7 +114,12 @@ def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
 
 def _instead(asked: Asked, job: Job, what: str) -> str:
     """The ways to train something else."""
-    learned = f"--adapter {asked.out}/{ADAPTER}" if job.adapter is not None else f"the model {asked.out}/{MODEL}"
+    is_adapter = job.adapter is not None
+    name, first = f"{asked.out}/{ADAPTER if is_adapter else MODEL}", ""
+    if not Path(name).is_dir():  # that run has not ended
+        name = f"{asked.out}-{ADAPTER if is_adapter else MODEL}"
+        first = f"hetpipe export-weights {asked.out}/{JOB_FILE} -o {name}, then "
+    learned = f"{first}{'--adapter' if is_adapter else 'the model'} {name}"
     return f"To train {what}: -o another folder; beginning with what that run has learned: {learned}, and -o another folder"
 
 
