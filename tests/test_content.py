@@ -333,7 +333,7 @@ def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, mo
         engine = hetpipe.wrap(net, make_plan([{"cuts": [2], "sizes": [4]}]), torch.zeros(1, 8), mse)
         optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
         job = {"train.optimizer.name": "SGD", "train.optimizer.lr": 0.1, "train.global_batch": 6, "train.seed": engine.seed}
-        unscheduled = {"scheduler": None, "scheduler_state": None, "scheduled": []}
+        unscheduled: dict[str, Any] = {"scheduler": None, "scheduler_state": None, "scheduled": []}
         state = {**STATE, **unscheduled, "optimizer": "SGD",
                  "data": content_of(rows, {}, most=32).model_dump(mode="json"), "job": job}  # fmt: skip
         checkpoint.save("of-a-job", 7, engine.stage, optimizer, state, engine.world, keep=1)

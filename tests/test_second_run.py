@@ -205,6 +205,18 @@ def test_an_adapter_is_not_left_unread_for_the_run_that_it_came_from(left: Left)
     assert said.endswith("  adapter.weights was None, is 'finetuned/adapter'")
 
 
+def test_the_base_stays_held_as_it_was_on_other_devices(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    """It hangs on them in what precision a new run holds it, and that was another job."""
+    left.after(4, made())
+    half = made(precision="bf16")
+    assert half.keys["adapter"]["base"] == "bf16"
+    assert left.goes_on(half, precision="bf16").keys["adapter"]["base"] == "as-is"
+    told = capsys.readouterr().err
+    assert "stays held as the run in finetuned has it, as-is (on these devices a new run holds it in bf16)" in told
+    said = left.refuses(made(precision="bf16", base="bf16"), precision="bf16", base="bf16")
+    assert "adapter.base was 'as-is', is 'bf16'" in said
+
+
 def test_a_base_that_was_moved_is_looked_at_by_the_run(left: Left) -> None:
     left.after(4, made())
     assert left.goes_on(made(), model="tiny") == made()

@@ -227,7 +227,7 @@ def _ids(words: Any, asked: Asked) -> list[int]:
         found: list[int] = words(asked.prompt)["input_ids"]
         return found[:-1] if len(found) > 1 and found[-1] == words.eos_token_id else found  # some end every text
     if not words.chat_template:
-        raise InputError("this tokenizer has no template of chats: leave --chat out")
+        raise InputError("this tokenizer has no template of chats: leave --chat out, or name one that has it with --tokenizer")
     try:
         message = [{"role": "user", "content": asked.prompt}]
         found = words.apply_chat_template(message, add_generation_prompt=True, return_dict=True, **asked.chat)["input_ids"]

@@ -62,6 +62,6 @@ def of_job(job: Job | None, job_file: Path | None) -> str:
         )
     if not list_checkpoints(job.checkpoint.folder):
         raise InputError(
-            f"{job.checkpoint.folder} (checkpoint.folder of {job_file}) holds no checkpoint; train first"
+            f"{job.checkpoint.folder} (checkpoint.folder of {job_file}) holds no checkpoint (from {Path.cwd()}); train first"
         )
     return job.checkpoint.folder

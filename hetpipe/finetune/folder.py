@@ -27,7 +27,7 @@ from hetpipe.spec.job import Job
 DEVICES = ("train.precision",)  # of what makes a run what hangs on the devices, which may be others
 OF_SCHEDULE = "train.scheduler."
 RATE = "train.optimizer.lr"
-OF_ADAPTER = "adapter.weights"
+OF_ADAPTER, HELD = "adapter.weights", "adapter.base"
 
 
 def continued(asked: Asked, made: Made) -> Made:
@@ -57,7 +57,7 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
     if state.step > made.steps:
         raise InputError(f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
                          f"{_instead(asked, made.job, 'anew')}")  # fmt: skip
-    keys = dict(made.keys)
+    keys = _with_base(asked, dict(made.keys), state)
     if made.open_schedule:
         keys["train"] = {**keys["train"], "scheduler": _saved_schedule(state)}
         section = Job.parse(keys, SOURCE).train.scheduler
@@ -79,6 +79,17 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
         say(f"the run in {asked.out} goes on from step {state.step} to step {made.steps}, with a schedule of its own for these: "
             f"a warm-up, and a cosine down to nothing (train.scheduler.from_step: {state.step})")  # fmt: skip
     return made._replace(keys=keys, job=job)
+
+
+def _with_base(asked: Asked, keys: dict[str, Any], state: TrainerState) -> dict[str, Any]:
+    """With what does not train held as the run has it, where the command does not say how: that hangs on the devices."""
+    was, section = (state.job or {}).get(HELD), keys.get("adapter")
+    said = asked.base is not None or any(text.startswith("adapter") for text in asked.settings)
+    if said or was is None or section is None or section.get("base") in (None, was):
+        return keys
+    warn(f"note: what does not train stays held as the run in {asked.out} has it, {was} (on these devices a new run holds it in "
+         f"{section['base']})")  # fmt: skip
+    return {**keys, "adapter": {**section, "base": was}}
 
 
 def _saved_schedule(state: TrainerState) -> dict[str, Any] | None:
