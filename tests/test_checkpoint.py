@@ -76,7 +76,7 @@ def test_one_device_goes_on_exactly_with_every_optimizer(tmp_path: Path, name: s
     checkpoint.load(saved, again, other, ALONE)
     count = len(model_state(whole) | optimizer_state(whole, optimizer))
     state = checkpoint.read_state(saved).model_dump(mode="json", exclude={"files", "digest"})
-    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None, "data": None}
+    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None, "data": None, "base_numbers": None}
     steps(again, other, 3, first=3)
     assert all(
         torch.equal(a, b)

@@ -77,11 +77,7 @@ def export_weights(
     if model is not None:
         check_config(getattr(state, "job", None) or getattr(state, "loop", None), model, saved)
     if merge and section is None:
-        what = "there are no adapters to merge"
-        if model is None and adapter_said(state):
-            what = "a checkpoint alone does not say to which model its adapters are added"
-        raise InputError(f"{what}: name the job with its section 'adapter' (hetpipe export-weights JOB.yaml --merge), or leave "
-                         "--merge out")  # fmt: skip
+        raise _unmerged(said=model is None and bool(adapter_said(state)))
     if model is None and adapter_said(state):
         target = _export_named(state, saved, folder)
     elif model is not None and section is not None:
@@ -92,6 +88,13 @@ def export_weights(
         target = _export_plain(model, saved, available, folder)
     write_beside(target, _origin_of(model), state, whole=section is None or merge)
     return target
+
+
+def _unmerged(*, said: bool) -> InputError:
+    """`said`: by a checkpoint that is all that there is."""
+    what = "a checkpoint alone does not say to which model its adapters are added" if said else "there are no adapters to merge"
+    return InputError(f"{what}: name the job with its section 'adapter' (hetpipe export-weights JOB.yaml --merge), or leave "
+                      "--merge out")  # fmt: skip
 
 
 def _origin_of(layers: nn.Sequential | None) -> Origin | None:
