@@ -17,8 +17,8 @@ from torch import nn
 from hetpipe import load_weights
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, base_of, pinned_base
-from hetpipe.checkpoints.base_numbers import numbers_key, numbers_of_base
+from hetpipe.checkpoints.origin.base import adapter_keys, base_of, pinned_base
+from hetpipe.checkpoints.origin.base_numbers import numbers_key, numbers_of_base
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.facts import model_facts
@@ -194,7 +194,7 @@ def test_what_peft_would_load_otherwise_is_not_written(tmp_path: Path) -> None:
 
 def test_only_adapters_are_merged(base: Path, tmp_path: Path) -> None:
     _, saved, _ = saved_alone(tmp_path, base, {"r": 4})
-    with pytest.raises(InputError, match="there are no adapters to merge: name the job with its section 'adapter'"):
+    with pytest.raises(InputError, match="does not say to which model its adapters are added: name the job with its section"):
         export_weights(None, saved, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
 

@@ -1,5 +1,5 @@
-"""Of which model adapters are (hetpipe/checkpoints/base_numbers.py): all its numbers are known, under every plan alike, and
-adapters do not go on beside others."""
+"""Of which model adapters are (hetpipe/checkpoints/origin): all its numbers are known, under every plan alike, and adapters do not
+go on beside others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import nn
 import hetpipe
 from hetpipe import adapt
 from hetpipe.building.build import build_layers
-from hetpipe.checkpoints.base import base_of
-from hetpipe.checkpoints.base_numbers import Known, check_numbers, numbers_of_base, summary
+from hetpipe.checkpoints.origin.base import base_of
+from hetpipe.checkpoints.origin.base_numbers import Known, check_numbers, numbers_of_base, summary
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.checkpoints.training_state import BaseNumbers, LoopState
 from hetpipe.files.messages import InputError
@@ -190,7 +190,7 @@ def test_a_tensor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, base: Path)
         numbers_of_base(layers, alone())
     assert sum(shape == (32, 48) for shape in looked) == 3, "one down_proj a layer"
     chain = adapt(tied_in_memory(), seed=1, r=2)
-    monkeypatch.setattr("hetpipe.checkpoints.base_numbers.numbers_hash", look)
+    monkeypatch.setattr("hetpipe.checkpoints.origin.base_numbers.numbers_hash", look)
     looked.clear()
     for _ in range(2):
         numbers_of_base(chain, alone())

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from hetpipe import adapt
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, base_of, check_begun
-from hetpipe.checkpoints.revision import at_revision
+from hetpipe.checkpoints.origin.base import adapter_keys, base_of, check_begun
+from hetpipe.checkpoints.origin.revision import at_revision
 from hetpipe.checkpoints.stores.folder import stored_at
 from hetpipe.checkpoints.training_state import said_of
 from hetpipe.cli import generate
@@ -68,12 +68,26 @@ def test_a_run_that_began_in_a_folder_goes_on_from_its_checkpoint(
     ended = run("export-weights", "--checkpoint", saved, "-o", tmp_path / "none")
     assert ended.code == 2
     assert "does not say what its adapters are called outside of the model that was trained: name the job" in ended.err
+    (tmp_path / "others").mkdir()
+    with pytest.raises(InputError, match=f"began with those in '{folder}': to begin with those in {tmp_path}/others, name "
+                       f"another checkpoint.folder; to go on with that run, write adapter.weights: {folder}"):
+        train_rank(Job.read(file, [f"adapter.weights={tmp_path / 'others'}"]))
     written = build_layers(generate._job_of(said_of(stored_at(saved)), stored_at(saved)))
     assert state_of(written).keys() == state_of(build_layers(at_revision(Job.read(file), said_of(stored_at(saved))))).keys()
     with pytest.raises(InputError, match="adapter.alpha was 6.0, is 8.0"):
         train_rank(Job.read(file, ["adapter.alpha=8"]))
     with pytest.raises(InputError, match=f"adapter.weights: {folder} is no folder of peft"):
         train_rank(Job.read(file, [f"checkpoint.folder={tmp_path / 'new'}"]))
+
+
+def test_a_run_of_new_adapters_does_not_go_on_as_one_from_a_folder(base: Path, tmp_path: Path) -> None:
+    """It did, with a note: the adapters that were named were not read."""
+    folder = peft_folder(base, tmp_path / "begun", r=2, lora_alpha=6, target_modules=["q_proj"])
+    file = job_of(Folder(tmp_path), base, {"r": 2, "alpha": 6, "targets": ["q_proj"]}, ONE)
+    for _ in range(2):
+        train_rank(Job.read(file, ["train.steps=2"]))
+    with pytest.raises(InputError, match=r"began with new adapters: to begin .* to go on with that run, leave adapter.weights"):
+        train_rank(Job.read(file, [f"adapter={{weights: {folder}}}"]))
 
 
 def test_a_run_over_unequal_stages_is_that_of_one_device(base: Path, tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from hetpipe.building.build import build_layers
 from hetpipe.building.content import content_of
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import pinned_base
+from hetpipe.checkpoints.origin.base import pinned_base
+from hetpipe.checkpoints.origin.configured import config_of
 from hetpipe.checkpoints.resume import identity
+from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.language.conversations import chat
 from hetpipe.layers.weights import materialise
@@ -50,12 +52,13 @@ class Run:
         model = {"name": "causal_lm", "args": {"weights": str(self.base)}}
         job = Job.parse({"format": "hetpipe.job/1", "model": model, **adapter, "data": data,
                          "train": {"global_batch": 2, "steps": 1}}, "this test")  # fmt: skip
-        splits = chat(**args, test_fraction=0)
+        self.job, splits = job, chat(**args, test_fraction=0)
         self.content = content_of(splits.train, splits.made_of)
         self.layers = build_layers(job)
         materialise(self.layers)
         trained = [p for p in self.layers.parameters() if p.requires_grad]
-        state = {**STATE, "job": identity(job) | pinned_base(self.layers), "data": self.content.model_dump(mode="json")}
+        said = identity(job) | pinned_base(self.layers) | config_of(self.layers)
+        state = {**STATE, "job": said, "data": self.content.model_dump(mode="json")}
         self.saved = place / "saved"
         checkpoint.save(self.saved, 1, self.layers, torch.optim.SGD(trained, lr=0.1), state, alone(), keep=1)
 
@@ -98,13 +101,26 @@ def of_another_word(words: Path) -> None:
 def test_what_has_changed_since_is_not_written_for_what_it_was(
     change: Callable[[Path], object], told: str, left: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = Path(tokenizer(tmp_path / "words"))
+    words = Path(tokenizer(tmp_path / "words", special=["<|im_end|>", "<|im_start|>", "<s>", "</s>"]))  # not as the base's
     run = Run(tmp_path, "model", str(words))
     change(words)
     folder = run.export()
     assert told in capsys.readouterr().err
     found = {path.name for path in folder.iterdir()}
     assert {"tokenizer.json", "chat_template.jinja"} & found == {*left}
+
+
+def test_a_base_that_was_moved_with_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, "adapter")
+    run.base = run.base.rename(tmp_path / "moved")
+    run.layers = build_layers(Job.parse({**run.job.model_dump(mode="json", exclude_unset=True), "model": {
+        "name": "causal_lm", "args": {"weights": str(run.base)}}}, "this test"))  # fmt: skip
+    folder = run.export()
+    assert "note" not in capsys.readouterr().err
+    assert transformers.AutoTokenizer.from_pretrained(folder).chat_template == CHATML
+    of_another_word(run.base)
+    run.export()
+    assert f"is not at hand: there is no folder '{run.words}'" in capsys.readouterr().err
 
 
 def test_a_template_in_a_file_that_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,3 +159,23 @@ def test_what_ends_an_answer_ends_what_is_written(kind: str, tmp_path: Path) -> 
         assert (found.repetition_penalty, found.top_p) == (1.5, 0.9)
     (run.base / "generation_config.json").unlink()
     assert transformers.GenerationConfig.from_pretrained(run.export()).eos_token_id == [end]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_not_written_beside_another_configuration(kind: str, tmp_path: Path) -> None:
+    """Of a model that was trained as a whole nothing said that its rotary frequencies were others by now."""
+    run = Run(tmp_path, kind)
+    file = run.base / "config.json"
+    was: Any = run.layers[0].configuration
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "rms_norm_eps": 0.25, "use_cache": False, "transformers_version": "5.0"}))
+    run.layers = build_layers(run.job)
+    with pytest.raises(InputError) as caught:
+        run.export()
+    assert str(caught.value).endswith(
+        "was saved with another configuration of its model; set it back, in the model's config.json or in model.args of the "
+        f"job:\n  model.config.rms_norm_eps was {was['rms_norm_eps']}, is 0.25"
+    )
+    file.write_text(json.dumps({**config, "use_cache": False}))
+    run.layers = build_layers(run.job)
+    assert run.export().is_dir()

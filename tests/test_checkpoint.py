@@ -192,6 +192,12 @@ def test_what_is_no_state_at_all(tmp_path: Path, text: str) -> None:
         checkpoint.read_state(tmp_path)
 
 
+def test_a_state_that_was_cut_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_text('{"format": "hetpipe.checkpoint/1", "st')
+    with pytest.raises(InputError, match=r"Unterminated string .*; remove this checkpoint to go on from the one before$"):
+        checkpoint.read_state(tmp_path)
+
+
 # Whole runs: dropout, a schedule with warm-up, partial batches (50 samples by 12), AdamW; 9 steps, or 4 and 5.
 
 DROPOUT = {"target": "tests.support.user_parts:with_dropout"}

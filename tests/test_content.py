@@ -24,9 +24,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hetpipe
 from hetpipe.building.content import content_of
-from hetpipe.checkpoints.base import pinned_base
-from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
+from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
+from hetpipe.checkpoints.origin.base import pinned_base
+from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
+from hetpipe.checkpoints.origin.configured import config_of
 from hetpipe.checkpoints.resume import check_data, compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
@@ -40,6 +42,7 @@ from hetpipe.spec.job import Job
 from hetpipe.training.session import open_session
 from tests.support.chats import chat_of, lines
 from tests.support.finetuning import small_model
+from tests.support.jobs import STATE
 from tests.support.ranks import make_plan
 from tests.support.runs import alone
 
@@ -144,6 +147,7 @@ class Change(NamedTuple):
 
 OTHERS, ORDER = "samples are others", "the samples are in another order"
 ROW = "was saved with adapters of a model with other numbers, under the same names and shapes; layer 'embed' is the first"
+EPSILON = "write model.args.weights as it was (tiny)\n  model.config.rms_norm_eps was 1e-06, is 0.01"
 CHANGES = {
     "an answer was mended": Change(OTHERS, written(mended)),
     "a word became another": Change(OTHERS, written(lambda r: r[5]["messages"][0].update(content="Hello dog"))),
@@ -166,6 +170,8 @@ CHANGES = {
     "the template begins otherwise": Change("the template of chats is another", in_template("{% for", "Hello{% for")),
     "the template in other words": Change("the template of chats is another", in_template("{% for", "{# #}{% for")),
     "one row of the base": Change((ROW, ROW, "was saved with adapters of the model "), one_row, loop={"seed": 1}),
+    "how the base computes": Change(
+        (EPSILON, EPSILON, SAME), in_file("config.json", lambda c: c.update(rms_norm_eps=0.01))),
     "samples were cut": Change(
         "there were 12 samples to train on, and there are ", bool, {"length": 16}, ("data.args.length=16",), {"length": 16}),
     "a limit that cuts nothing": Change(
@@ -232,7 +238,8 @@ class Kept:
         state = read_state(newest)
         if state.optimizer != job.train.optimizer.name:  # which the run itself says
             alone(Path(JOB), *change.settings)
-        note = compare(state.job, identity(job) | pinned_base(session.model.layers), newest, step=state.step)
+        layers = session.model.layers
+        note = compare(state.job, identity(job) | pinned_base(layers) | config_of(layers), newest, step=state.step)
         materialise(session.model.layers)
         check_numbers(state.base_numbers, numbers_of_base(session.model.layers, session.world), newest)
         sys.stderr.write(note or "")
@@ -315,6 +322,32 @@ def test_a_loop_that_does_not_say_its_data_is_told_so(origin: Path, monkeypatch:
             hetpipe.load_checkpoint(engine, optimizer, "silent", data=loaded)
             said = capfd.readouterr().err
             assert (f"is not looked at: give {told} data=, the loop's data set" in said) if told else not said
+
+
+def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, monkeypatch: Any, capfd: Any) -> None:
+    """It looked at neither data nor optimizer, and said nothing; the other way round a key was missing."""
+    monkeypatch.chdir(origin)
+    rows, others = (TensorDataset(torch.full((9, 8), value), torch.zeros(9, 4)) for value in (0.0, 1.0))
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    with ended():
+        engine = hetpipe.wrap(net, make_plan([{"cuts": [2], "sizes": [4]}]), torch.zeros(1, 8), mse)
+        optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
+        job = {"train.optimizer.name": "SGD", "train.optimizer.lr": 0.1, "train.global_batch": 6, "train.seed": engine.seed}
+        unscheduled: dict[str, Any] = {"scheduler": None, "scheduler_state": None, "scheduled": []}
+        state = {**STATE, **unscheduled, "optimizer": "SGD",
+                 "data": content_of(rows, {}, most=32).model_dump(mode="json"), "job": job}  # fmt: skip
+        checkpoint.save("of-a-job", 7, engine.stage, optimizer, state, engine.world, keep=1)
+        with pytest.raises(InputError, match=r"is of other data: sample 0 is another. Set back what has changed to go on, or"):
+            hetpipe.load_checkpoint(engine, optimizer, "of-a-job", data=others)
+        capfd.readouterr()
+        assert hetpipe.load_checkpoint(engine, optimizer, "of-a-job") == 7
+        said = capfd.readouterr().err
+        assert "was saved, and goes on as it is now:\n  global_batch was 6, is 4\n" in said
+        assert "is not looked at: give load_checkpoint data=" in said
+        with pytest.raises(InputError, match="saved with another optimizer: optimizer was 'SGD', is 'Adam'"):
+            hetpipe.load_checkpoint(engine, torch.optim.Adam(engine.parameters()), "of-a-job", data=rows)
+    with pytest.raises(InputError, match=r"is of a loop of one's own \(hetpipe.save_checkpoint\), which says no place"):
+        read_state(list_checkpoints("own")[-1])
 
 
 # ---- data sets of other kinds ----

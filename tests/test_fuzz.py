@@ -23,7 +23,7 @@ from torch import nn
 
 from hetpipe.building.build import build_data, build_layers, build_model, check_training
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, base_of
+from hetpipe.checkpoints.origin.base import adapter_keys, base_of
 from hetpipe.checkpoints.schedule import plain
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.exchange.importers import ImportOptions, import_published

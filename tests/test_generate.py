@@ -13,7 +13,7 @@ import yaml
 
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import pinned_base
+from hetpipe.checkpoints.origin.base import pinned_base
 from hetpipe.checkpoints.resume import identity
 from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.language.writing.template import Template
@@ -128,6 +128,18 @@ def test_it_ends_where_answers_end_that_were_learned(known: Any, tmp_path: Path,
     assert (found["text"], found["tokens"]) == (text(wanted[:end]), end + 1)
 
 
+def test_a_base_that_was_moved_is_named_by_the_job(trained: tuple[Path, Path], tmp_path: Path, run: Command) -> None:
+    """There was no way to say where it is."""
+    source, folder = trained
+    wanted = run("generate", folder, text(PROMPT), "--tokens", 6).out
+    moved = source.rename(tmp_path / "moved")
+    job = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(moved)}}, "data": {"name": "text"},
+           "train": {"global_batch": 2, "steps": 1}, "checkpoint": {"folder": str(folder)}}  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert f"{source} is no folder of save_pretrained" in refusal(run, folder, text(PROMPT))
+    assert run("generate", tmp_path / "job.yaml", text(PROMPT), "--tokens", 6).out == wanted
+
+
 def test_a_prompt_that_is_written_otherwise_than_in_training_is_told(tmp_path: Path, run: Command) -> None:
     source = tokenizer(qwen(tmp_path / "source"))
     digests = {"samples": 3, "tokenizer": Tokenizer(str(source)).digest}
@@ -222,6 +234,8 @@ def test_what_is_no_language_model_or_no_run(tmp_path: Path, run: Command) -> No
     assert "is of no causal language model (it is a T5ForConditionalGeneration)" in refusal(run, tmp_path / "t5", "w3")
     (tmp_path / "empty").mkdir()
     assert "empty is no checkpoint, and holds none" in refusal(run, tmp_path / "empty", "w3")
+    assert f"holds none (folders step-… with a trainer.json): {tmp_path / 'mlp'} does; name that" in refusal(run, tmp_path, "w3")
+    assert "it holds weights as transformers and peft load them; name the run's job" in refusal(run, tmp_path / "source", "w3")
     assert "nowhere" in refusal(run, tmp_path / "nowhere", "w3")
     loop = registry.model("mlp")(**mlp)
     own = {key: value for key, value in STATE.items() if key in ("scheduler", "scheduler_state", "scheduled")}

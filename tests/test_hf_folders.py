@@ -258,7 +258,7 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"job.yaml has no section 'checkpoint', so nothing was saved; name one with --check"):
         export_weights_command(tmp_path / "out", job)
     job.write_text(f"{text}checkpoint: {{folder: {tmp_path / 'none'}}}\n")
-    with pytest.raises(InputError, match=r"none \(checkpoint.folder of .*job.yaml\) holds no checkpoint; train first"):
+    with pytest.raises(InputError, match=r"none \(checkpoint.folder of .*\) holds no checkpoint \(from .*\); train first"):
         export_weights_command(tmp_path / "out", job)
     with pytest.raises(InputError, match=r"^name a job, or a checkpoint with --checkpoint$"):
         export_weights_command(tmp_path / "out")

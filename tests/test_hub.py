@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.checkpoints.revision import check_same_revision, revision_of
+from hetpipe.checkpoints.origin.revision import check_same_revision, revision_of
 from hetpipe.files.messages import InputError
 from hetpipe.hf import hub
 from hetpipe.hf.folder import WeightFolder

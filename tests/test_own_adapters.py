@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hetpipe
 from hetpipe import adapt
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, adapter_names, base_of
+from hetpipe.checkpoints.origin.base import adapter_keys, adapter_names, base_of
 from hetpipe.files.messages import InputError
 from hetpipe.hf.adapters.patterns import modules_to_save, target_modules
 from hetpipe.layers.model import mse, named_layers

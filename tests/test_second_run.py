@@ -11,16 +11,16 @@ import torch
 
 from hetpipe.building.build import build_scheduler
 from hetpipe.building.content import Content
+from hetpipe.checkpoints.origin.base import BEGUN
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import DataFacts, ModelFacts, draft, filled, open_keys, schedule, steps_of
-from hetpipe.finetune.folder import continued
+from hetpipe.finetune.folder import continued, write_job
 from hetpipe.finetune.job import Made
 from hetpipe.finetune.kinds import Found
 from hetpipe.spec.job import Job, SchedulerSection
-from hetpipe.training.exported import install
 from tests.support.finetuning import CARDS
 
 DATA = Content(samples=40, whole="a" * 32, unordered="b" * 32, tokenizer="c" * 32, template="d" * 32)
@@ -49,7 +49,9 @@ class Left:
         monkeypatch.setattr("hetpipe.finetune.folder.read_state", lambda _: self.state)
 
     def after(self, step: int, own: Made) -> None:
-        """A checkpoint of this step."""
+        """A checkpoint of this step, and what an earlier end has exported."""
+        for name in ("adapter", "model"):
+            Path("finetuned", name).mkdir(parents=True, exist_ok=True)
         section = own.job.train.scheduler
         self.state = TrainerState.parse(
             {"format": FORMAT, "step": step, "optimizer": "AdamW", "scheduler": section.name if section else None,
@@ -164,6 +166,16 @@ def test_other_data_are_another_run(left: Left, content: Content, what: str) -> 
     assert "the model finetuned/model, and -o another folder" in left.refuses(made(content, lora="none"), lora="none")
 
 
+def test_what_a_run_has_learned_that_has_not_ended(left: Left) -> None:
+    """No adapter was in the folder that the advice named."""
+    left.after(4, made())
+    Path("finetuned/adapter").rmdir()
+    assert left.refuses(made(DATA.model_copy(update={"samples": 39}))).endswith(
+        "beginning with what that run has learned: hetpipe export-weights finetuned/job.yaml -o finetuned-adapter, then "
+        "--adapter finetuned-adapter, and -o another folder"
+    )
+
+
 def test_a_run_that_began_with_an_adapter_goes_on_with_its_own(left: Left) -> None:
     """The folder with the adapter may be gone by then."""
     begun = made(adapter="finetuned/adapter", out="second")
@@ -173,6 +185,70 @@ def test_a_run_that_began_with_an_adapter_goes_on_with_its_own(left: Left) -> No
     left.state.job.update({"adapter.weights": None, "adapter.r": 8, "adapter.alpha": 4.0})
     assert left.goes_on(begun, adapter="finetuned/adapter", out="second") == begun
     assert "adapter.r was 8, is 16" in left.refuses(made(out="second"), out="second")
+    left.state.job[BEGUN] = "finetuned/adapter"
+    assert left.goes_on(begun, adapter="finetuned/adapter", out="second") == begun
+    other = made(adapter="third/adapter", out="second")
+    assert "adapter.weights was 'finetuned/adapter', is 'third/adapter'" in left.refuses(other, out="second")
+    new = made(lora="r=8,alpha=4", out="second")
+    assert "adapter.weights was 'finetuned/adapter', is None" in left.refuses(new, out="second")
+
+
+def test_an_adapter_is_not_left_unread_for_the_run_that_it_came_from(left: Left) -> None:
+    """--adapter finetuned/adapter, and the -o forgotten, said that the old adapter is the one that was trained."""
+    left.after(10, made())
+    assert left.state is not None
+    assert left.state.job is not None
+    left.state.job[BEGUN] = None
+    own = made(adapter="finetuned/adapter")
+    said = left.refuses(own, adapter="finetuned/adapter")
+    assert "beginning with what that run has learned: --adapter finetuned/adapter, and -o another folder:\n" in said
+    assert said.endswith("  adapter.weights was None, is 'finetuned/adapter'")
+
+
+def test_the_base_stays_held_as_it_was_on_other_devices(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    """It hangs on them in what precision a new run holds it, and that was another job."""
+    left.after(4, made())
+    half = made(precision="bf16")
+    assert half.keys["adapter"]["base"] == "bf16"
+    assert left.goes_on(half, precision="bf16").keys["adapter"]["base"] == "as-is"
+    told = capsys.readouterr().err
+    assert "stays held as the run in finetuned has it, as-is (on these devices a new run holds it in bf16)" in told
+    said = left.refuses(made(precision="bf16", base="bf16"), precision="bf16", base="bf16")
+    assert "adapter.base was 'as-is', is 'bf16'" in said
+
+
+def test_a_base_that_was_moved_is_looked_at_by_the_run(left: Left) -> None:
+    left.after(4, made())
+    assert left.goes_on(made(), model="tiny") == made()
+    Path("models/tiny").mkdir(parents=True)
+    moved = made(model="models/tiny", tokenizer="tiny")
+    assert left.goes_on(moved, model="models/tiny", tokenizer="tiny") == moved
+    Path("tiny").symlink_to("models/tiny")
+    assert left.goes_on(moved, model="models/tiny", tokenizer="tiny") == moved
+    Path("other").mkdir()
+    assert "model.args.weights was 'tiny', is 'other'" in left.refuses(made(model="other"), model="other")
+    whole = made(model="models/tiny", tokenizer="tiny", lora="none")
+    left.after(4, made(lora="none"))
+    assert left.state is not None
+    assert left.state.job is not None
+    Path("tiny").unlink()
+    del left.state.job["model.base"]
+    assert "model.args.weights was 'tiny', is 'models/tiny'" in left.refuses(whole, model="models/tiny", lora="none")
+
+
+def test_what_was_written_into_the_job_by_hand_is_not_lost_unsaid(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_job("finetuned", made(), "it")
+    write_job("finetuned", made(), "it")
+    assert capsys.readouterr().err == ""
+    file.write_text(file.read_text().replace("checkpoint:", "checkpoint:\n  keep: 9"))
+    write_job("finetuned", made(epochs=2), "it")
+    said = capsys.readouterr().err
+    assert said.startswith("note: finetuned/job.yaml held another job than that of this command, which takes its place (--set ")
+    assert "\n  checkpoint.keep was 9, is None" in said
+    assert "\n  train.epochs was 1, is 2" in said
+    file.write_text("{")
+    write_job("finetuned", made(), "it")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_folder_that_cannot_be_one(left: Left) -> None:
@@ -180,16 +256,6 @@ def test_a_folder_that_cannot_be_one(left: Left) -> None:
     assert "finetuned/adapter is there already, and no checkpoint of the run that wrote it" in left.refuses()
     Path("file").write_text("")
     assert "file is a file: name a folder with -o" in left.refuses(made(out="file"), out="file")
-
-
-def test_what_is_exported_takes_the_place_of_what_was(tmp_path: Path) -> None:
-    written, target = tmp_path / "new", tmp_path / "adapter"
-    for content in ("whole", "newer"):
-        written.mkdir()
-        (written / "file").write_text(content)
-        install(written, target)
-        assert (target / "file").read_text() == content
-    assert not written.exists()
 
 
 # ---- jobs ----
@@ -219,6 +285,16 @@ def test_another_schedule_goes_on_where_it_is_said_to_begin() -> None:
     assert "train.optimizer.lr was 0.1, is 0.2" in note
     older = {key: value for key, value in saved.items() if key != "train.scheduler.from_step"}
     assert compare(older, saved, Path("step-00000008"), step=8) is None, "a version that knew no such key"
+
+
+def test_a_model_that_is_configured_otherwise_goes_on_with_that_said() -> None:
+    """Its weights are those of the checkpoint; what another version of transformers says beside is no change."""
+    saved = changed() | {"model.config.rms_norm_eps": 1e-6, "model.config.old": 1}
+    own = changed() | {"model.config.rms_norm_eps": 0.01, "model.config.new": 2}
+    note = compare(saved, own, Path("step-00000008"), step=8)
+    assert note is not None
+    assert note.splitlines()[1:] == ["  model.config.rms_norm_eps was 1e-06, is 0.01"]
+    assert compare(changed(), own, Path("step-00000008"), step=8) is None, "a version that did not say"
 
 
 def test_where_a_schedule_ends() -> None:

@@ -2,7 +2,6 @@
 
 digests (is a file as it was written?), stores/ (where checkpoints are kept), schedule (of the learning rate), training_state
 (step, order of the data, schedule), state_tensors (weights and optimizer by name), checkpoint (all of it, for any plan, in any
-store), base (which adapters were added to, and where they began), base_numbers (is it still the same?), revision (of weights
-that are named on Hugging Face), resume (what of a job's run is saved, and how it goes on), own/ (of a loop of one's own), trained
-(its weights alone).
+store), origin/ (of which model it is), resume (what of a job's run is saved, and how it goes on), own/ (of a loop of one's own),
+trained (its weights alone).
 """

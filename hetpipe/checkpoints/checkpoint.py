@@ -159,7 +159,11 @@ def _forget(store: Store, final: Stored, keep: int) -> None:
 def read_state(checkpoint: Path | Stored) -> TrainerState:
     """The plain part of a checkpoint of a job's run."""
     found = stored_at(checkpoint)
-    return TrainerState.whole(found.describe(), found.source)
+    data = found.describe()
+    if isinstance(data, Mapping) and "steps" in data and "sampler" not in data:
+        raise InputError(f"checkpoint {found} is of a loop of one's own (hetpipe.save_checkpoint), which says no place in the "
+                         "data from which a job's run could go on: name another checkpoint.folder")  # fmt: skip
+    return TrainerState.whole(data, found.source)
 
 
 def read_whole(checkpoint: Stored, world: World | None = None) -> TrainerState | LoopState:

@@ -18,16 +18,18 @@ from hetpipe.building.content import Content
 from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import KEY as BASE
-from hetpipe.checkpoints.base import other_base, pinned_base
-from hetpipe.checkpoints.base_numbers import check_numbers, numbers_key, numbers_of_base
-from hetpipe.checkpoints.revision import KEY as REVISION
-from hetpipe.checkpoints.revision import is_another, pinned, to_set_back
+from hetpipe.checkpoints.origin.base import KEY as BASE
+from hetpipe.checkpoints.origin.base import begun_in, other_base, pinned_base
+from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_key, numbers_of_base
+from hetpipe.checkpoints.origin.configured import CONFIG, config_changes, config_of
+from hetpipe.checkpoints.origin.revision import KEY as REVISION
+from hetpipe.checkpoints.origin.revision import is_another, pinned, to_set_back
 from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.store import Store, Stored
-from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, take_over
+from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, said_of, take_over
+from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
@@ -53,13 +55,6 @@ def identity(job: Job) -> dict[str, Any]:
     return dict(flat(sections, ""))
 
 
-def flat(value: Any, name: str) -> list[tuple[str, Any]]:
-    """(`a.b`, value) of every value in mappings, below `name`."""
-    if isinstance(value, Mapping):
-        return [row for key, inner in value.items() for row in flat(inner, f"{name}.{key}" if name else str(key))]
-    return [(name, value)]
-
-
 UNSAID = dict(flat(TrainSection(global_batch=1, steps=1).model_dump(mode="json"), "train"))  # by a version without a key
 UNSAID["train.scheduler.from_step"] = 0
 
@@ -71,7 +66,9 @@ def compare(
     `anew`: its schedule begins here."""
     if saved is None:
         return None  # by a version that did not say
-    changed = [key for key in dict.fromkeys((*saved, *own)) if saved.get(key, UNSAID.get(key)) != own.get(key)]
+    changed = [key for key in dict.fromkeys((*saved, *own))
+               if not key.startswith(CONFIG) and saved.get(key, UNSAID.get(key)) != own.get(key)]  # fmt: skip
+    changed += (configured := config_changes(saved, own))
     scheduled = any(key.startswith("train.scheduler.") for key in own)
     refused = [key for key in changed if not (anew and _is_of_schedule(key, scheduled)) and _binds(key, scheduled)]
     told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
@@ -79,6 +76,7 @@ def compare(
         refused, told[REVISION] = [*refused, REVISION], to_set_back(saved, own)
     if BASE in changed:
         told[BASE] += f": {other_base(saved)}"
+        refused += configured
     if refused:
         raise InputError(
             f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew"
@@ -256,11 +254,13 @@ class Saved:
         return True
 
     def _identity(self) -> dict[str, Any]:
-        return identity(self.job) | pinned(self.run.engine.layers) | self._base
+        return identity(self.job) | pinned(self.run.engine.layers) | self._built
 
     @cached_property
-    def _base(self) -> dict[str, Any]:
-        return pinned_base(self.run.engine.layers)
+    def _built(self) -> dict[str, Any]:
+        """What is in the model from the start."""
+        layers, found = self.run.engine.layers, checkpoint.complete(self._store)
+        return pinned_base(layers) | config_of(layers) | begun_in(layers, said_of(found[-1]) if found else None)
 
     @cached_property
     def _numbers(self) -> BaseNumbers | None:

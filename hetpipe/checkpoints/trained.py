@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from torch import nn
 
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import check_adapted
-from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
+from hetpipe.checkpoints.origin.base import check_adapted
+from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.stores.folder import STATE_FILE, store_at, stored_at
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.training_state import read_saved
 from hetpipe.files.messages import InputError
 from hetpipe.layers.weights import materialise, state_of
 from hetpipe.processes.world import alone
+from hetpipe.spec.sections.adapter import CONFIG_FILE
 
 LIKE_TRAINED = "build the model as it was built for training, and of the same type (model.to(torch.bfloat16), say)"
 
@@ -25,8 +27,20 @@ def find_checkpoint(place: str | os.PathLike[str] | Store) -> Stored:
         return itself
     found = checkpoint.complete(store_at(place))
     if not found:
-        raise InputError(f"{place} is no checkpoint, and holds none (folders step-… with a {STATE_FILE})")
+        raise InputError(f"{place} is no checkpoint, and holds none (folders step-… with a {STATE_FILE}){_instead(place)}")
     return found[-1]
+
+
+def _instead(place: str | os.PathLike[str] | Store) -> str:
+    """What may have been meant by a folder without checkpoints."""
+    if not isinstance(place, str | os.PathLike):
+        return ""
+    folder = Path(place)
+    if below := sorted({file.parent.parent for file in folder.glob(f"*/step-*/{STATE_FILE}")}):
+        return f": {below[0]} does; name that"
+    if any((folder / name).is_file() for name in (CONFIG_FILE, "config.json")):
+        return ": it holds weights as transformers and peft load them; name the run's job, or its folder of checkpoints"
+    return ""
 
 
 def load_weights(model: nn.Module, folder: str | os.PathLike[str] | Store) -> int:

@@ -57,6 +57,8 @@ def generate(
     job = Job.read(run) if not run.is_dir() else None
     found = find_checkpoint(of_job(job, run) if job is not None else run)
     said = said_of(found) or (_keys(job) if job is not None else {})
+    if job is not None:
+        said = _with_base_of(job, said)
     if thinking is None:
         thinking = said.get("data.args.thinking")
     elif not chat:
@@ -118,15 +120,26 @@ def _keys(job: Job) -> Mapping[str, Any]:
     return identity(job)
 
 
+def _with_base_of(job: Job, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the job's name of the base, which may have been moved since: whether it is the same is looked at."""
+    from hetpipe.checkpoints.origin.revision import KEY, WEIGHTS
+
+    own = job.model.args.get("weights")
+    if own is None or own == said.get(WEIGHTS) or job.model.label != said.get("model.name"):
+        return said
+    return {key: value for key, value in said.items() if key != KEY} | {WEIGHTS: own}
+
+
 def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
     """A job with the model of what a checkpoint says. InputError where it says none."""
-    from hetpipe.checkpoints.base import KEY as BASE
-    from hetpipe.checkpoints.revision import KEY, WEIGHTS
+    from hetpipe.checkpoints.origin.base import KEY as BASE
+    from hetpipe.checkpoints.origin.configured import CONFIG
+    from hetpipe.checkpoints.origin.revision import KEY, WEIGHTS
 
     job: dict[str, Any] = {}
     for key, value in said.items():
         first, *path = key.split(".")
-        if first in ("model", "adapter") and path and key not in (KEY, BASE) and value is not None:
+        if first in ("model", "adapter") and path and key not in (KEY, BASE) and value is not None and not key.startswith(CONFIG):
             place = job.setdefault(first, {})
             for part in path[:-1]:
                 place = place.setdefault(part, {})
@@ -214,7 +227,7 @@ def _ids(words: Any, asked: Asked) -> list[int]:
         found: list[int] = words(asked.prompt)["input_ids"]
         return found[:-1] if len(found) > 1 and found[-1] == words.eos_token_id else found  # some end every text
     if not words.chat_template:
-        raise InputError("this tokenizer has no template of chats: leave --chat out")
+        raise InputError("this tokenizer has no template of chats: leave --chat out, or name one that has it with --tokenizer")
     try:
         message = [{"role": "user", "content": asked.prompt}]
         found = words.apply_chat_template(message, add_generation_prompt=True, return_dict=True, **asked.chat)["input_ids"]

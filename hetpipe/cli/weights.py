@@ -34,7 +34,7 @@ def export_weights_command(
     folder for `from_pretrained`; adapters, of any model, as a folder for peft, or, with --merge, the model of transformers to
     which they are added; any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
-    from hetpipe.checkpoints.revision import at_revision
+    from hetpipe.checkpoints.origin.revision import at_revision
     from hetpipe.checkpoints.trained import find_checkpoint
     from hetpipe.checkpoints.training_state import said_of
     from hetpipe.hf.exports.export import check_new_folder, export_weights
@@ -62,6 +62,6 @@ def of_job(job: Job | None, job_file: Path | None) -> str:
         )
     if not list_checkpoints(job.checkpoint.folder):
         raise InputError(
-            f"{job.checkpoint.folder} (checkpoint.folder of {job_file}) holds no checkpoint; train first"
+            f"{job.checkpoint.folder} (checkpoint.folder of {job_file}) holds no checkpoint (from {Path.cwd()}); train first"
         )
     return job.checkpoint.folder

@@ -152,6 +152,13 @@ def read_yaml(text: str, source: str) -> Any:
         raise InputError(cut(f"cannot read {source}: it is {error}")) from None
 
 
+def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """(`a.b`, value) of every value in mappings, below `name`."""
+    if isinstance(value, Mapping):
+        return [row for key, inner in value.items() for row in flat(inner, f"{name}.{key}" if name else str(key))]
+    return [(name, value)]
+
+
 def read_mapping(path: str | Path) -> Any:
     """The content of a YAML or JSON file as plain Python values (no tags, no code)."""
     is_json = str(path).lower().endswith(".json")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hetpipe.checkpoints.base import KEY as BASE
-from hetpipe.checkpoints.base import with_saved_adapter
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
+from hetpipe.checkpoints.origin.base import BEGUN, is_one, with_saved_adapter
+from hetpipe.checkpoints.origin.base import KEY as BASE
+from hetpipe.checkpoints.origin.configured import CONFIG
+from hetpipe.checkpoints.origin.revision import KEY as REVISION
+from hetpipe.checkpoints.origin.revision import WEIGHTS
 from hetpipe.checkpoints.resume import UNSAID, identity
-from hetpipe.checkpoints.revision import KEY as REVISION
 from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.files.formats import flat, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.files.parsing import yaml_text
 from hetpipe.files.writing import check_folder, check_output, write_text
@@ -24,6 +27,7 @@ from hetpipe.spec.job import Job
 DEVICES = ("train.precision",)  # of what makes a run what hangs on the devices, which may be others
 OF_SCHEDULE = "train.scheduler."
 RATE = "train.optimizer.lr"
+OF_ADAPTER, HELD = "adapter.weights", "adapter.base"
 
 
 def continued(asked: Asked, made: Made) -> Made:
@@ -39,7 +43,8 @@ def continued(asked: Asked, made: Made) -> Made:
     if not found:
         target = Path(job.export.folder) if job.export is not None else None
         if target is not None and target.exists():
-            raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder")
+            raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder, "
+                             f"or remove {out}")  # fmt: skip
         return made
     state = read_state(found[-1])
     if (told := made.content.other(state.data)) if made.content is not None and state.data is not None else "":
@@ -52,7 +57,7 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
     if state.step > made.steps:
         raise InputError(f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
                          f"{_instead(asked, made.job, 'anew')}")  # fmt: skip
-    keys = dict(made.keys)
+    keys = _with_base(asked, dict(made.keys), state)
     if made.open_schedule:
         keys["train"] = {**keys["train"], "scheduler": _saved_schedule(state)}
         section = Job.parse(keys, SOURCE).train.scheduler
@@ -60,7 +65,10 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
             keys["train"]["scheduler"] = {**schedule(made.steps - state.step), "from_step": state.step}
     job = Job.parse(keys, SOURCE)
     begins = job.train.scheduler is not None and job.train.scheduler.from_step == state.step > 0
-    changed = _changed(state.job or {}, identity(with_saved_adapter(job, state.job or {})), begins=begins)
+    own = identity(with_saved_adapter(job, saved := state.job or {}))
+    if BEGUN in saved:
+        own |= {BEGUN: job.adapter.weights if job.adapter is not None else None}
+    changed = _changed(saved, own, begins=begins)
     if made.content is not None and state.data is not None and (read := [line for line in changed if line.startswith("data.")]):
         changed = [line for line in changed if line not in read]
         warn(f"note: the samples are those that the run in {asked.out} had, though they are read otherwise:\n{listed(read)}")
@@ -71,6 +79,17 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
         say(f"the run in {asked.out} goes on from step {state.step} to step {made.steps}, with a schedule of its own for these: "
             f"a warm-up, and a cosine down to nothing (train.scheduler.from_step: {state.step})")  # fmt: skip
     return made._replace(keys=keys, job=job)
+
+
+def _with_base(asked: Asked, keys: dict[str, Any], state: TrainerState) -> dict[str, Any]:
+    """With what does not train held as the run has it, where the command does not say how: that hangs on the devices."""
+    was, section = (state.job or {}).get(HELD), keys.get("adapter")
+    said = asked.base is not None or any(text.startswith("adapter") for text in asked.settings)
+    if said or was is None or section is None or section.get("base") in (None, was):
+        return keys
+    warn(f"note: what does not train stays held as the run in {asked.out} has it, {was} (on these devices a new run holds it in "
+         f"{section['base']})")  # fmt: skip
+    return {**keys, "adapter": {**section, "base": was}}
 
 
 def _saved_schedule(state: TrainerState) -> dict[str, Any] | None:
@@ -84,10 +103,17 @@ def _changed(saved: dict[str, Any], own: dict[str, Any], *, begins: bool) -> lis
     found = []
     for key in dict.fromkeys((*saved, *own)):
         was, now = saved.get(key, UNSAID.get(key)), own.get(key, UNSAID.get(key))
-        free = key in (*DEVICES, BASE, REVISION) or (begins and key.startswith((OF_SCHEDULE, RATE)))
-        if was != now and not free:
-            found.append(f"{key} was {shown(was)}, is {shown(now)}")
+        free = key in (*DEVICES, BASE, REVISION) or key.startswith(CONFIG) or (begins and key.startswith((OF_SCHEDULE, RATE)))
+        if was != now and not free and not _is_called_otherwise(key, was, now, saved):
+            found.append(f"{OF_ADAPTER if key == BEGUN else key} was {shown(was)}, is {shown(now)}")
     return found
+
+
+def _is_called_otherwise(key: str, was: Any, now: Any, saved: dict[str, Any]) -> bool:
+    """Whether both are names of one folder; or a base was moved, of which the run itself sees whether it is the same."""
+    if key not in (BEGUN, WEIGHTS) or None in (was, now):
+        return False
+    return is_one(was, now) or (key == WEIGHTS and BASE in saved and not Path(str(was)).exists() and Path(str(now)).exists())
 
 
 def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
@@ -99,7 +125,12 @@ def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
 
 def _instead(asked: Asked, job: Job, what: str) -> str:
     """The ways to train something else."""
-    learned = f"--adapter {asked.out}/{ADAPTER}" if job.adapter is not None else f"the model {asked.out}/{MODEL}"
+    is_adapter = job.adapter is not None
+    name, first = f"{asked.out}/{ADAPTER if is_adapter else MODEL}", ""
+    if not Path(name).is_dir():  # that run has not ended
+        name = f"{asked.out}-{ADAPTER if is_adapter else MODEL}"
+        first = f"hetpipe export-weights {asked.out}/{JOB_FILE} -o {name}, then "
+    learned = f"{first}{'--adapter' if is_adapter else 'the model'} {name}"
     return f"To train {what}: -o another folder; beginning with what that run has learned: {learned}, and -o another folder"
 
 
@@ -112,12 +143,26 @@ def write_cluster(out: str, made: Made) -> None:
             write_text(file, text)
 
 
+def _tell_replaced(file: Path, keys: dict[str, Any]) -> None:
+    """What stands in the job that is there and not in the one that takes its place: somebody may have written it there."""
+    try:
+        before, now = dict(flat(read_mapping(file))), dict(flat(keys))
+    except InputError:  # none, or no job
+        return
+    changed = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+    if changed:
+        told = [f"{key} was {shown(before.get(key))}, is {shown(now.get(key))}" for key in changed]
+        warn(f"note: {file} held another job than that of this command, which takes its place (--set KEY=VALUE says what else it "
+             f"shall have):\n{listed(told)}")  # fmt: skip
+
+
 def write_job(out: str, made: Made, command: str, also: Path | None = None) -> Path:
     """The job, in the folder, and where else it is wanted."""
     text = (
         f"# By: {command}\n# To change it and go on without that command, from the same folder: hetpipe train {out}/{JOB_FILE}\n"
         f"{yaml_text(made.keys)}"
     )
+    _tell_replaced(Path(out) / JOB_FILE, made.keys)
     for file in (Path(out) / JOB_FILE, also):
         if file is not None:
             check_output(file)

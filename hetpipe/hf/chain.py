@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.stored import StoredTensors
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _FREE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")  # of no weight
+_LABELS = ("id2label", "label2id")
 
 
 class HFLayer(nn.Module):
@@ -53,6 +55,11 @@ class HFLayer(nn.Module):
     def base_digest(self) -> str:
         """Of what its model's values are read or drawn from (see `Origin.digest`)."""
         return self.origin.digest
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What its model is configured as (see `Origin.configuration`)."""
+        return self.origin.configuration
 
     def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
         """As `from_pretrained(dtype=held)` has it: rotary frequencies, say, in float32 whatever the parameters are."""
@@ -148,6 +155,13 @@ class Origin:
                      for name, buffer in model.named_buffers() if buffer.is_floating_point()}  # fmt: skip
             self._buffer_types[dtype] = {name: found for name, found in types.items() if found != dtype}
         return self._buffer_types[dtype]
+
+    @cached_property
+    def configuration(self) -> dict[str, Any]:
+        """In plain values, by keys as `rope_parameters.rope_theta`; without what nothing is computed by."""
+        said = {key: value for key, value in self.model.config.to_dict().items() if key not in (*_FREE, *_LABELS)}
+        plain: dict[str, Any] = json.loads(json.dumps(said, default=str))
+        return dict(flat(plain))
 
     @cached_property
     def digest(self) -> str:

@@ -356,15 +356,19 @@ class Job(Document):
         return joined
 
     def check_folders(self) -> None:
-        """InputError if the log or the checkpoints could not be written."""
+        """InputError if the log, the checkpoints or what is exported could not be written."""
         if self.checkpoint is not None:
             check_folder(self.checkpoint.folder)
-        if self.export is not None:
-            check_folder(self.export.folder)
+        self.export_place()
         if self.log is not None:
             check_folder(self.log.folder)
             for name in LOG_FILES:
                 check_output(Path(self.log.folder) / name)
+
+    def export_place(self) -> Path | None:
+        """Where the weights go (see `ExportSection.place`); None where they do not."""
+        own = [section.folder for section in (self.checkpoint, self.log) if section is not None]
+        return self.export.place(*own) if self.export is not None else None
 
     def read_cluster(self) -> Cluster | None:
         """The cluster file's content; None where the job names none."""

@@ -16,10 +16,9 @@ from hetpipe.building.content import FEW, MANY, Content, same_content
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
-from hetpipe.checkpoints.base import check_begun, going_on
-from hetpipe.checkpoints.resume import flat
-from hetpipe.checkpoints.revision import check_same_revision
-from hetpipe.files.formats import Document
+from hetpipe.checkpoints.origin.base import check_begun, going_on
+from hetpipe.checkpoints.origin.revision import check_same_revision
+from hetpipe.files.formats import Document, flat
 from hetpipe.files.messages import InputError
 from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes

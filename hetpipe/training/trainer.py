@@ -70,7 +70,7 @@ class Trainer:
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
             write_report(folder, plan, profile, session.cluster, result.measured)
-        result.exported = export_run(job, trained=bool(result.losses))
+        result.exported = export_run(job)
         return result
 
 

@@ -14,15 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hetpipe.building.content import Content
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.base import adapter_keys, adapter_names, base_of, check_adapted
-from hetpipe.checkpoints.base_numbers import check_numbers, numbers_key, numbers_of_base
-from hetpipe.checkpoints.own.facts import content_in, loop_facts, note_of_change
+from hetpipe.checkpoints.origin.base import adapter_keys, adapter_names, base_of, check_adapted
+from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_key, numbers_of_base
+from hetpipe.checkpoints.own.facts import content_in, facts_of_job, loop_facts, note_of_change
 from hetpipe.checkpoints.resume import refuse_other_data
 from hetpipe.checkpoints.schedule import plain, scheduled, unfit
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import store_at
 from hetpipe.checkpoints.stores.store import Store, Stored
-from hetpipe.checkpoints.training_state import LoopState, SavedState, read_saved, take_over
+from hetpipe.checkpoints.training_state import LoopState, SavedState, TrainerState, read_saved, take_over
 from hetpipe.files.messages import InputError, listed
 from hetpipe.processes.progress import warn
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -101,11 +101,11 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     world.together(lambda: check_adapted(state, list(engine.layers), newest))
     check_numbers(state.base_numbers, numbers_of_base(engine.layers, world, engine.stage), newest)
     content, facts = world.together(lambda: content_in(data)), loop_facts(engine, optimizer)
-    if isinstance(state, LoopState):
-        world.together(lambda: refuse_other_data(state.data, content, newest, "name another folder to start anew"))
-        note = world.together(lambda: note_of_change(state.loop, facts, newest))
-        if world.is_main:
-            _tell(note, state, content)
+    world.together(lambda: refuse_other_data(state.data, content, newest, "name another folder to start anew"))
+    saved = state.loop if isinstance(state, LoopState) else facts_of_job(state)
+    note = world.together(lambda: note_of_change(saved, facts, newest))
+    if world.is_main:
+        _tell(note, state, content)
     own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
     checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
                     advice="name another folder to start anew")  # fmt: skip
@@ -118,7 +118,7 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     return state.step
 
 
-def _tell(note: str | None, state: LoopState, content: Content | None) -> None:
+def _tell(note: str | None, state: LoopState | TrainerState, content: Content | None) -> None:
     if note is not None:
         warn(note)
     if content is None or state.data is None:

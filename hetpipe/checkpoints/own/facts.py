@@ -14,6 +14,8 @@ from torch import nn
 
 from hetpipe.building.content import Content, content_of
 from hetpipe.building.datasets import DataSplits
+from hetpipe.checkpoints.origin.configured import CONFIG, config_of
+from hetpipe.checkpoints.training_state import TrainerState
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -33,7 +35,15 @@ def loop_facts(engine: PlanEngine, optimizer: torch.optim.Optimizer) -> dict[str
     found["precision"] = sorted(set((engine.plan.precision or {}).values()))
     named = ((f"{number}.{name}", p) for number, layer in enumerate(layers) for name, p in layer.named_parameters())
     found["what trains (a digest)"] = _digest(name for name, p in named if p.requires_grad)
-    return found | {"the model's modules (a digest)": _digest(map(_described, layers))}
+    return found | config_of(layers) | {"the model's modules (a digest)": _digest(map(_described, layers))}
+
+
+def facts_of_job(state: TrainerState) -> dict[str, Any]:
+    """As much of `loop_facts` as the checkpoint of a job's run says."""
+    job, train = state.job or {}, "train."
+    found = {key.removeprefix(train): value for key, value in job.items() if key.startswith(f"{train}{OPTIMIZER}.")}
+    found |= {key: job[f"{train}{key}"] for key in ("global_batch", "seed") if f"{train}{key}" in job}
+    return found | {key: value for key, value in job.items() if key.startswith(CONFIG)} | {OPTIMIZER: state.optimizer}
 
 
 def note_of_change(saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: object) -> str | None:

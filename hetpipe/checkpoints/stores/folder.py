@@ -48,7 +48,10 @@ class StoredFolder:
         return (self.path / STATE_FILE).exists()
 
     def describe(self) -> Any:
-        return read_mapping(self.path / STATE_FILE)
+        try:
+            return read_mapping(self.path / STATE_FILE)
+        except InputError as error:
+            raise InputError(f"{error}; remove this checkpoint to go on from the one before") from None
 
     def parts(self) -> list[str]:
         return sorted(file.name for file in self.path.glob(f"*{SUFFIX}"))

@@ -72,15 +72,8 @@ def copy_matching(source: Path, target: Path, patterns: Iterable[str] = COMPANIO
 
 def _write_tokenizer(target: Path, words: Words, base: Path | None) -> None:
     try:
-        source = base if words.tokenizer is None else _folder(words.tokenizer)
-        if source is None:
-            raise InputError("the checkpoint does not say its name")
-        copy_matching(source, target, WORDS)
-        _name_class(target, source)
-        if words.digests[0] is not None and Tokenizer(str(target)).digest != words.digests[0]:
-            raise InputError(f"{source} holds another one by now")
+        source = _copy_tokenizer(target, words, base)
     except InputError as error:
-        _remove(target, WORDS)
         warn(f"note: {target} is without a tokenizer, since that of the run's data is not at hand: {error}")
         return
     try:
@@ -89,6 +82,26 @@ def _write_tokenizer(target: Path, words: Words, base: Path | None) -> None:
         _remove_template(target)
         warn(f"note: the tokenizer in {target} is without a template of chats, since that of the run's data is not at hand: "
              f"{error}")  # fmt: skip
+
+
+def _copy_tokenizer(target: Path, words: Words, base: Path | None) -> Path:
+    """From which folder it was copied: that of its name, or the base's, which may have been moved with it, if it is there.
+    InputError of the first where neither holds it."""
+    names = [str(name) for name in (words.tokenizer, base) if name is not None]
+    faults = list[InputError]()
+    for name in names[: None if words.digests[0] is not None else 1]:
+        try:
+            source = _folder(name)
+            copy_matching(source, target, WORDS)
+            _name_class(target, source)
+            if words.digests[0] is not None and Tokenizer(str(target)).digest != words.digests[0]:
+                raise InputError(f"{source} holds another one by now")
+        except InputError as error:
+            _remove(target, WORDS)
+            faults.append(error)
+        else:
+            return source
+    raise faults[0] if faults else InputError("the checkpoint does not say its name")
 
 
 def _name_class(target: Path, source: Path) -> None:

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.base import adapter_said, check_adapted
-from hetpipe.checkpoints.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
+from hetpipe.checkpoints.origin.base import adapter_said, check_adapted
+from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
+from hetpipe.checkpoints.origin.configured import check_config
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.trained import find_checkpoint
@@ -73,8 +74,10 @@ def export_weights(
     state = read_whole(saved)
     available = tensors_in(saved, state.tensors)
     section = adapter_of(model) if model is not None else None
+    if model is not None:
+        check_config(getattr(state, "job", None) or getattr(state, "loop", None), model, saved)
     if merge and section is None:
-        raise InputError("there are no adapters to merge: name the job with its section 'adapter', or leave --merge out")
+        raise _unmerged(said=model is None and bool(adapter_said(state)))
     if model is None and adapter_said(state):
         target = _export_named(state, saved, folder)
     elif model is not None and section is not None:
@@ -85,6 +88,13 @@ def export_weights(
         target = _export_plain(model, saved, available, folder)
     write_beside(target, _origin_of(model), state, whole=section is None or merge)
     return target
+
+
+def _unmerged(*, said: bool) -> InputError:
+    """`said`: by a checkpoint that is all that there is."""
+    what = "a checkpoint alone does not say to which model its adapters are added" if said else "there are no adapters to merge"
+    return InputError(f"{what}: name the job with its section 'adapter' (hetpipe export-weights JOB.yaml --merge), or leave "
+                      "--merge out")  # fmt: skip
 
 
 def _origin_of(layers: nn.Sequential | None) -> Origin | None:

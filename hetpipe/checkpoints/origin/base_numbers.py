@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hetpipe.checkpoints.base import is_adapted
+from hetpipe.checkpoints.origin.base import is_adapted
 from hetpipe.checkpoints.training_state import BaseNumbers
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hetpipe.checkpoints.base import with_saved_adapter
+from hetpipe.checkpoints.origin.base import with_saved_adapter
 from hetpipe.files.messages import InputError
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.processes.world import World

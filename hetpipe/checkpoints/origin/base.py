@@ -12,6 +12,7 @@ from torch import nn
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.pieces import note_tensor
+from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.checkpoints.training_state import said_of
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, shown
@@ -24,6 +25,7 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.sections.adapter import AdapterSection
 
 KEY, SECTION = "model.base", "adapter."  # of what a run depends on
+BEGUN = "begun.adapter"  # there, too: the folder in which adapters began; None of new ones
 
 
 def base_of(layers: Iterable[nn.Module]) -> str | None:
@@ -55,6 +57,15 @@ def pinned_base(layers: Iterable[nn.Module]) -> dict[str, Any]:
     found, adapter = base_of(layers), adapter_of(layers)
     begun = adapter.model_dump(mode="json") | {"weights": None} if adapter is not None and adapter.weights is not None else {}
     return ({KEY: found} if found is not None else {}) | {f"{SECTION}{key}": value for key, value in begun.items()}
+
+
+def begun_in(layers: Iterable[nn.Module], saved: Mapping[str, Any] | None) -> dict[str, Any]:
+    """In which folder adapters began, as one of the keys of what a run depends on: by the checkpoint from which it goes on
+    (`saved`), or by its layers. Nothing where there are none, or a checkpoint does not say it."""
+    if saved is not None:
+        return {BEGUN: saved[BEGUN]} if BEGUN in saved else {}
+    adapter = adapter_of(layers)
+    return {BEGUN: adapter.weights} if adapter is not None else {}
 
 
 def adapter_keys(layers: Iterable[nn.Module]) -> dict[str, Any] | None:
@@ -102,10 +113,25 @@ def going_on(job: Job, world: World) -> Job:
         return job
     said = list[Mapping[str, Any]]()
     world.on_main(lambda: said.append(said_of(newest)))
-    own = with_saved_adapter(job, world.first(said)[0])
+    saved = world.first(said)[0]
+    _check_beginning(job.adapter.weights, saved, newest)
+    own = with_saved_adapter(job, saved)
     if own is not job and world.is_main:
         warn(f"note: adapter.weights ({job.adapter.weights}) is not read: the run goes on from {newest}")
     return own
+
+
+def _check_beginning(weights: str, saved: Mapping[str, Any], newest: Stored) -> None:
+    """InputError where a run goes on that began with other adapters than those that the job names."""
+    if BEGUN not in saved or is_one(began := saved[BEGUN], weights):
+        return
+    before, back = "new adapters", "leave adapter.weights out"
+    if began is not None:
+        before, back = f"those in {shown(began)}", f"write adapter.weights: {began}"
+    raise InputError(
+        f"adapter.weights is {shown(weights)}, and the run of checkpoint {newest} began with {before}: to begin with those "
+        f"in {weights}, name another checkpoint.folder; to go on with that run, {back}"
+    )
 
 
 def check_begun(job: Job, world: World) -> None:
@@ -119,13 +145,15 @@ def check_begun(job: Job, world: World) -> None:
             raise InputError(f"adapter.weights: the files in {folder} are others on rank {rank} ({other}) than on rank "
                              f"{world.ranks[0]} ({every[0]}): give all hosts the same folder")  # fmt: skip
     theirs, own = folder.config.get("base_model_name_or_path"), job.model.args.get("weights")
-    if world.is_main and theirs and own is not None and not _is_one_base(str(theirs), str(own)):
+    if world.is_main and theirs and own is not None and not is_one(str(theirs), str(own)):
         warn(f"note: the adapters in {folder} were trained beside {shown(theirs)} (base_model_name_or_path), and go on beside "
              f"{shown(own)} (model.args.weights)")  # fmt: skip
 
 
-def _is_one_base(theirs: str, own: str) -> bool:
-    """Whether two names are of one folder, or one model on Hugging Face."""
+def is_one(theirs: str | None, own: str | None) -> bool:
+    """Whether two names are of one folder, or one model on Hugging Face; or both None."""
+    if theirs is None or own is None:
+        return theirs is own
     names, paths = [name.partition("@")[0] for name in (theirs, own)], [os.path.expanduser(name) for name in (theirs, own)]
     return names[0] == names[1] or (all(map(os.path.exists, paths)) and os.path.samefile(*paths))
 
