@@ -1,5 +1,5 @@
-"""Of which model adapters are (hetpipe/checkpoints/origin): all its numbers are known, under every plan alike, and adapters do not
-go on beside others."""
+"""Of which model adapters are (hetpipe/checkpoints/origin): all its numbers are known, under every plan alike, and adapters do
+not go on beside others."""
 
 from __future__ import annotations
 
