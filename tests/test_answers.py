@@ -248,6 +248,15 @@ def test_a_date_that_a_template_writes_is_the_same_every_day(words: Tokenizer) -
     assert Written(words, "\n" + dated)(chat_of("Hi", "Yes."))[0].startswith("\n26 Jul 2024 2024\n<|im_start|>user")
 
 
+@pytest.mark.parametrize(("asked", "wanted"), [
+    ("{% set form = '%d %b' %}{{ strftime_now(form) }}", "26 Jul"), ("{{ strftime_now(format='%-d.%-m.%Y') }}", "26.7.2024"),
+    ("{{ strftime_now('%B \\'%y') }}", "July '24"), ("{{ strftime_now('day') }}", "day"),
+    ("{% macro day() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}{{ day() }}", "2024-07-26"),
+])  # fmt: skip
+def test_a_date_is_the_same_however_it_is_asked_for(words: Tokenizer, asked: str, wanted: str) -> None:
+    assert Written(words, asked + chats.CHATML)(chat_of("Hi", "Yes."))[0].startswith(f"{wanted}<|im_start|>user")
+
+
 def test_an_answer_begins_with_a_token_as_behind_a_prompt(words: Tokenizer, tmp_path: Path) -> None:
     """A token of two line feeds is none that a model could begin with behind a prompt that ends with the first of them."""
     folder = str(tmp_path / "words")
