@@ -257,6 +257,34 @@ def test_a_date_is_the_same_however_it_is_asked_for(words: Tokenizer, asked: str
     assert Written(words, asked + chats.CHATML)(chat_of("Hi", "Yes."))[0].startswith(f"{wanted}<|im_start|>user")
 
 
+ALWAYS = {  # templates that do not ask whether another answer is to be begun
+    "llama3": (
+        ("{% for m in messages %}<|im_start|>{{ m.role }}<|user|>\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
+        "{{ '<|im_start|>assistant<|user|>\n\n' }}"),
+        ("<|im_start|>user<|user|>\n\nHi<|im_end|><|im_start|>assistant<|user|>\n\n«Yes.<|im_end|>»<|im_start|>user<|user|>\n\n"
+        "No?<|im_end|><|im_start|>assistant<|user|>\n\n«No.<|im_end|>»"),
+    ),
+    "chatml": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}",
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+        "<|im_start|>assistant\n«No.<|im_end|>»"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "wanted"), ALWAYS.values(), ids=ALWAYS)
+def test_the_beginning_of_another_answer_is_none_of_the_last(words: Tokenizer, template: str, wanted: str) -> None:
+    """As the first templates of Llama 3 wrote it, whatever add_generation_prompt is."""
+    assert Written(words, template)(chat_of("Hi", "Yes.", "No?", "No.")) == [wanted]
+    bare = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ 'assistant: ' }}"
+    said = Written(words, bare).refused(chat_of("Hi", "Yes."))
+    assert "begins another answer behind the last, 'assistant: ', though none is asked for" in said
+    assert "{% if add_generation_prompt %}" in said
+    assert "template: FILE" in said
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"  # begins none at all
+    assert Written(words, plain)(chat_of("Hi", "Yes.")) == ["user: Hi</s>«assistant: Yes.</s>»"]
+
+
 def test_an_answer_begins_with_a_token_as_behind_a_prompt(words: Tokenizer, tmp_path: Path) -> None:
     """A token of two line feeds is none that a model could begin with behind a prompt that ends with the first of them."""
     folder = str(tmp_path / "words")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from hetpipe.files.messages import shown
@@ -16,6 +17,7 @@ from hetpipe.language.records.record import UnusableError
 from hetpipe.language.writing.bounds import Bounds, unwritten
 from hetpipe.language.writing.forms import ADVICE, Fit, Forms
 from hetpipe.language.writing.template import GENERATION, SWITCHES, Template, Thinking
+from hetpipe.language.writing.unasked import begun_unasked
 
 Turns = Literal["auto", "all", "last"]
 LED = re.compile(r"\s*<(think|thinking|thought|reasoning)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE)
@@ -44,6 +46,11 @@ class Answers:
         self.template, self.turns, self.thinking = template, turns, thinking
         self.bounds, self.end = Bounds(template.tokenizer.special, template.tokenizer.added), template.tokenizer.end_text
         self.forms, self.told, self.unused = Forms(template), Counter[str](), set[str]()
+
+    @cached_property
+    def unasked(self) -> str:
+        """What the template writes behind the end of the last answer, as the beginning of another that nobody asked for."""
+        return begun_unasked(self.template, self.bounds)
 
     def samples(self, chat: Chat) -> list[Marked]:
         """None where no answer is learned. UnusableError says why a chat cannot be used, or what would be lost of it."""
@@ -121,6 +128,7 @@ class Answers:
     def _with(self, turns: Sequence[Turn], chat: Chat, fit: Fit, options: Mapping[str, Any], *, opened: bool) -> Begun | str:
         """Or what is wrong."""
         (text,) = self.template.render([fit.form.hand(turns)], chat.tools, options)
+        text = text.removesuffix(self.unasked)
         (prompt,) = self.template.render([fit.form.hand(turns[:-1])], chat.tools, options, prompt=True)
         begin = self.bounds.begin(prompt, text, opened=opened)
         if begin is not None:

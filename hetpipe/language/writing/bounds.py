@@ -84,6 +84,11 @@ class Bounds:
         following = max((token for token in self.special if text.startswith(token, at)), key=len, default="")
         return (at + len(following), True) if following else None
 
+    def first_end(self, text: str) -> int | None:
+        """Where the first special token of a text ends; None where it has none."""
+        found = self._special.search(text)
+        return found.end() if found is not None else None
+
     def only_special(self, text: str) -> bool:
         """Whether a text holds special tokens and white space only."""
         return not self._special.sub("", text).strip()
