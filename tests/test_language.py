@@ -215,7 +215,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         f"  {file}, line 5: messages must be a list of turns, found []",
         (f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and human, "
          "gpt, observation, function_call; columns gives roles other names, as in {user: customer}"),
-        f"  {file}, line 7: turn 1 has no content that is text: None",
+        f"  {file}, line 7: it has turn 1 without a content; its keys: ['role']",
         f"  {file}, line 8: expected a mapping with the key messages, or prompt and completion, found a list",
         f"  {file}, line 9: turn 1 has no content that is text: [{{'type': 'image'}}]",
         "  … and 1 more",
@@ -311,6 +311,22 @@ def test_a_data_set_of_the_hub_is_had_by_the_library_for_them(
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     assert "a.parquet needs pyarrow to be read: pip install 'hetpipe[text]'" in refusal(
         instructions, file=str(tmp_path), tokenizer=chatml)  # fmt: skip
+
+
+def test_what_only_some_calls_have_is_none_of_the_others(
+    chatml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of mappings make every key of each of them, at any depth."""
+    library, where = types.ModuleType("datasets"), {"from": "Rome", "to": None, "days": [None, {"a": None, "b": 1}]}
+    call = {"function": {"name": "fly", "arguments": where}}
+    turns = [{"role": "user", "content": "Hi", "tool_calls": None}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    library.load_dataset = lambda *_, **__: [{"messages": turns, "tools": None}]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}"
+                                        "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}")  # fmt: skip
+    tokens, _ = chat("them/calls", chatml, template=str(tmp_path / "own.jinja"), test_fraction=0).train[0]
+    text = AutoTokenizer.from_pretrained(chatml).decode(tokens)
+    assert '{"name": "fly", "arguments": {"from": "Rome", "days": [null, {"b": 1}]}}' in text
 
 
 def test_text_in_windows_of_tokens(chatml: str, tmp_path: Path) -> None:

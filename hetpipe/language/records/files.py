@@ -110,8 +110,14 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 def plain(row: Any) -> Any:
-    """Columns make a key of each record of what only some have: nothing is no value."""
+    """Columns make a key of each record, and of each mapping in it, of what only some have: nothing is no value."""
     try:
-        return {key: value for key, value in checked(row).items() if value is not None}
+        return _without_nothing(checked(row))
     except ParseError as error:
         return UnusableError(str(error))
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value
