@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from hetpipe.files.messages import shown
@@ -33,13 +34,20 @@ def chat_of(left: dict[str, Any], key: str, columns: Columns) -> Chat:
 
 def pair_of_turns(left: dict[str, Any], columns: Columns) -> Chat:
     """Of a record whose prompt, or completion, is a list of turns; of the completion, the answers are learned."""
-    parts = list[list[Turn]]()
+    parts, every = list[list[Turn]](), dict(left)
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         value = left.pop(key, None)
         if isinstance(value, str) and not value.lstrip().startswith("[{"):
             value = [{"role": role, "content": value}]
+        if value is None:
+            raise columns.missing(every, f"no key {key}, beside turns")
         parts.append(read_turns(value, columns, key))
     prompt, completion = parts
+    before = list(takewhile(lambda turn: not turn.is_answer, completion))
+    if any((turn.role, turn.content) == (prompt[-1].role, prompt[-1].content) for turn in before):
+        name = columns.given.get("completion", "completion")
+        raise UnusableError(f"the turns of {name} hold the prompt again, {shown(prompt[-1].content)}, which would stand there "
+                            f"twice: take them as a whole chat, columns: {{messages: {name}}}")  # fmt: skip
     return with_rest([_only_if(turn, learned=False) for turn in prompt] + completion, left)
 
 

@@ -50,6 +50,10 @@ class Columns:
                 found[f"{key} "] = hidden  # which nothing reads
         return found
 
+    def asked(self, record: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+        """Those of our names of keys under which a job names a column, and a record has it."""
+        return [key for key in keys if self.given.get(key) and key in record]
+
     def role(self, name: str) -> str:
         """Our name of a role, or the data set's own."""
         if name in self._role_of:

@@ -18,13 +18,19 @@ def refuse_preferences(record: Mapping[str, Any]) -> None:
     paired = sorted(key for key in record if PAIRED.fullmatch(key))
     if paired:
         better = next((key for key in paired if "chosen" in key), None)
-        advice = f"; to learn the better answers as examples: columns: {{completion: {better}}}, or {{messages: {better}}}"
+        own = "messages" if better and _is_whole(record[better]) else "completion"
+        advice = f"; to learn the better answers as examples: columns: {{{own}: {better}}}"
         raise UnusableError(f"it has {shown(paired)}: these are preference data (as for DPO), which cannot be trained on yet"
                             f"{advice if better else ''}")  # fmt: skip
-    judged = next((key for key in JUDGED if isinstance(record.get(key), bool)), None)
+    judged = next((key for key in JUDGED if str(record.get(key)).strip().lower() in ("true", "false")), None)
     if judged is not None:
-        raise UnusableError(f"it has {judged}: {str(record[judged]).lower()}: these are preference data (as for KTO), which "
-                            "cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this key "
+        raise UnusableError(f"it has {judged}: {str(record[judged]).strip().lower()}: these are preference data (as for KTO), "
+                            "which cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this key "
                             "out")  # fmt: skip
     if isinstance(record.get("completions"), list) and "labels" in record:
         raise UnusableError("it has completions and labels: these are data of a reward model, which cannot be trained on yet")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether these are the turns of a whole chat, and not an answer."""
+    return isinstance(value, list) and len(value) > 1

@@ -57,18 +57,25 @@ def _turn(turn: object, number: int, columns: Columns) -> Turn:
     if refused := next((key for key in REFUSED if left.get(key)), None):
         raise UnusableError(f"turn {number} has {refused}: {REFUSED[refused]}")
     role, said = _role(left, number, columns, turn)
-    thought = next((text for key in THOUGHTS if isinstance(text := left.get(key), str)), None)
-    for key in THOUGHTS:
-        if isinstance(left.get(key), str):
-            del left[key]
-    calls = _calls(left, number)
+    thought, calls = _thought(left, number), _calls(left, number)
     if said in CALLS:
         calls, left["content"] = _said_calls(left.get("content"), number), None
+    if not calls and not {columns.given.get("content") or "content", OTHER_KEYS["content"]} & turn.keys():
+        raise columns.missing(turn, f"turn {number} without a content")
     content = _content(left.pop("content", None), number, needed=not calls)
     learned = read_mark(left, f"turn {number}")
     if learned and role != "assistant":
         raise UnusableError(f"turn {number} is marked to be learned, and of the role {role}: only answers of the assistant are")
-    return Turn(role, content, thought or None, calls, learned is not False, left)
+    return Turn(role, content, thought, calls, learned is not False, left)
+
+
+def _thought(left: dict[str, Any], number: int) -> str | None:
+    """What was thought before the content, which some data have under several keys."""
+    found = {key: left.pop(key) for key in THOUGHTS if isinstance(left.get(key), str)}
+    said = {key: text for key, text in found.items() if text}
+    if len({text.strip() for text in said.values()}) > 1:
+        raise UnusableError(f"turn {number} has several thoughts, {shown(said)}: leave one")
+    return next(iter(said.values()), None)
 
 
 def _role(left: dict[str, Any], number: int, columns: Columns, turn: Mapping[str, Any]) -> tuple[str, str]:
@@ -113,10 +120,10 @@ def read_mark(left: dict[str, Any], what: str) -> bool | None:
 def _calls(left: dict[str, Any], number: int) -> tuple[Mapping[str, Any], ...]:
     """The calls of tools, from `tool_calls`, or from the `function_call` of old."""
     own = left.pop("tool_calls", None)
-    if own is None and isinstance(left.get("function_call"), dict):
-        own = [left.pop("function_call")]
     if isinstance(own, str):
         own = from_json(own, f"tool_calls of turn {number}")
+    if own is None and (old := left.pop("function_call", None)):
+        own = [from_json(old, f"function_call of turn {number}") if isinstance(old, str) else old]
     if own is not None and not isinstance(own, list):
         raise UnusableError(f"tool_calls of turn {number} must be a list of mappings, found {shown(own)}")
     return tuple(_call(call, number) for call in own or ())
