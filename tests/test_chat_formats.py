@@ -340,6 +340,41 @@ def test_files_of_columns_and_of_texts(tmp_path: Path) -> None:
     assert bytes(text(context=4, files=other, test_fraction=0, columns={"text": "content"}).train.text.tolist()) == b"Hello you"  # type: ignore[attr-defined]
 
 
+ONE = '{"instruction": "Hi", "output": "Yes."}'
+
+
+@pytest.mark.parametrize(("name", "content", "count"), [
+    ("one.json", '{\n  "instruction": "Hi",\n  "output": "Yes."\n}\n', 1), ("list.jsonl", f"[\n{ONE},\n{ONE}\n]\n", 2),
+    ("lines.json", f"{ONE}\n{ONE}\n", 2), ("one behind the other.jsonl", f"\ufeff{ONE}\n\ufeff{ONE}\n", 2),
+    ("hashed.jsonl", '{"instruction": "Hi", "output": "Yes.", "id": 18446744073709551615}\n', 1),
+    ("marked.csv", "instruction,output,weight\nHi,Yes.,1\nHi,No.,0\n", 1),
+    ("masked.csv", ('messages,loss_mask\n"[{""role"":""user"",""content"":""Hi""},{""role"":""assistant"",""content"":""Yes.""}]",'
+                   '"[0, true]"\n'), 1),
+])  # fmt: skip
+def test_files_as_people_have_them(name: str, content: str, count: int, tmp_path: Path) -> None:
+    folder = tokenizer(tmp_path / "words")
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    data = chat(str(tmp_path / name), folder, test_fraction=0).train
+    texts = [str(AutoTokenizer.from_pretrained(folder).decode(data[i][0])) for i in range(len(data))]  # type: ignore[arg-type]
+    assert texts == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"] * count
+
+
+@pytest.mark.parametrize(("name", "content", "why"), [
+    ("a.json", '{"version": 1,\n "data": []}\n', "record 1: it has none of the keys messages (or conversations), prompt"),
+    ("a.jsonl", "[1,\n", "is not valid JSON: line 2, column 1: Expecting value; expected a list of records, or a record in each"),
+    ("a.tsv", 'question\tanswer\n"Hi" she said\tYes.\n', 'that begins with " ends with it, and has each " within it twice'),
+    ("a.csv", "question, answer\nHi, Yes.\n", "its keys: [' answer', 'question']"),
+])  # fmt: skip
+def test_files_that_hold_something_else_are_told(name: str, content: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert why in refusal(chat, file=str(tmp_path / name), tokenizer=tokenizer(tmp_path / "words"))
+
+
+def test_a_file_of_texts_with_brackets_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "notes[1].txt").write_text("Hello")
+    assert len(text(context=4, files=str(tmp_path / "notes[1].txt"), test_fraction=0).train) == 1  # type: ignore[arg-type]
+
+
 def test_several_files_patterns_and_folders(tmp_path: Path) -> None:
     folder, records = tokenizer(tmp_path / "words"), [{"prompt": letter, "completion": "b"} for letter in "abc"]
     for letter, record in zip("xyz", records, strict=True):

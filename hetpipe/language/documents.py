@@ -111,7 +111,8 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
     """The files that paths and patterns name, sorted, each once."""
     found: set[Path] = set()
     for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
+        path = Path(os.path.expanduser(pattern))
+        matches = [path] if os.path.lexists(path) else [Path(match) for match in glob.glob(str(path), recursive=True)]
         if not matches:
             raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
         here = {match for match in matches if match.is_file()}

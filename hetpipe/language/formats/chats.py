@@ -91,6 +91,8 @@ def _marked(turns: list[Turn], left: dict[str, Any]) -> list[Turn]:
     if key is None:
         return turns
     marks = left.pop(key)
+    if isinstance(marks, str) and marks.lstrip().startswith("["):
+        marks = from_json(marks, key)
     if not isinstance(marks, list):
         learned = read_mark({key: marks}, "the record")
         return [_only_if(turn, learned=learned is not False) for turn in turns]

@@ -65,7 +65,7 @@ class Columns:
         """What is said of a record that lacks `what`."""
         mapped = ", ".join(f"{key}: {name}" for key, name in self.given.items())
         more = f"; columns: {{{mapped}}}" if mapped else ""
-        keys = sorted(self.given.get(key) or key.strip() for key in record)
+        keys = sorted(self.given.get(key) or key.removesuffix(" ") for key in record)
         return UnusableError(f"it has {what}; its keys: {shown(keys)}{more}")
 
     def check_seen(self) -> None:

@@ -25,8 +25,8 @@ def refuse_preferences(record: Mapping[str, Any]) -> None:
     judged = next((key for key in JUDGED if str(record.get(key)).strip().lower() in ("true", "false")), None)
     if judged is not None:
         raise UnusableError(f"it has {judged}: {str(record[judged]).strip().lower()}: these are preference data (as for KTO), "
-                            "which cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this key "
-                            "out")  # fmt: skip
+                            "which cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this "
+                            "key out")  # fmt: skip
     if isinstance(record.get("completions"), list) and "labels" in record:
         raise UnusableError("it has completions and labels: these are data of a reward model, which cannot be trained on yet")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from hetpipe.files.messages import shown
@@ -18,6 +19,7 @@ OTHER_NAMES = {
 CALLS = ("function_call", "tool_call")  # roles of turns whose text is a call of a tool, in JSON
 OTHER_KEYS = {"role": "from", "content": "value"}
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+IN_COLUMNS = {"0": 0, "1": 1, "false": False, "true": True}  # marks in a file of columns, which are texts
 REFUSED = {"train_detail": "it marks parts of a turn, which is learned as a whole or not at all: leave it out, or mark turns"}
 
 
@@ -109,7 +111,8 @@ def read_mark(left: dict[str, Any], what: str) -> bool | None:
     """Whether what has these keys is marked as learned, or as not; None without a mark. UnusableError where it is a part of it,
     or where two marks differ. (OpenAI's weight, axolotl's train and training, verl's trainable, ms-swift's loss.)"""
     marks = {key: left.pop(key) for key in MARKS if key in left}
-    for key, mark in marks.items():
+    for key, given in marks.items():
+        mark = marks[key] = IN_COLUMNS.get(given.strip().lower(), given) if isinstance(given, str) else given
         if mark not in (0, 1) or isinstance(mark, str):
             raise UnusableError(f"{what} has {key}: {shown(mark)}; a turn is learned (1, true) or not (0, false)")
     if len({bool(mark) for mark in marks.values()}) > 1:
@@ -165,6 +168,6 @@ def function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 def from_json(text: object, what: str) -> Any:
     """The value of a text. UnusableError where it has none."""
     try:
-        return parse_json(str(text))
+        return parse_json(str(text), inf)
     except ParseError as error:
         raise UnusableError(f"{what} is a text that is {error}: {shown(text)}") from None
