@@ -239,6 +239,33 @@ def test_an_end_of_text_behind_the_last_turn_is_none_of_it(words: Tokenizer) -> 
     ]  # fmt: skip
 
 
+def test_an_answer_that_a_template_writes_no_prompt_for_is_told_with_the_way_out(words: Tokenizer) -> None:
+    """As of characters that speak first, by a template that looks at the first message."""
+    template = "{% if messages[0].role == 'system' %}{% endif %}" + chats.CHATML
+    greeted = [{"role": "assistant", "content": "Ho"}, *chat_of("Hi", "Yes.")["messages"]]
+    assert Written(words, template).refused({"messages": greeted}) == (
+        "turn 1 answers no prompt that a model could be given (the template does not take it: list object has no element 0): "
+        "weight: 0 in this turn leaves it out of what is learned"
+    )
+    greeted[0]["weight"] = 0
+    assert Written(words, template)({"messages": greeted}) == [
+        "<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n"
+    ]
+
+
+def test_special_tokens_in_what_is_said_are_told(words: Tokenizer, tmp_path: Path) -> None:
+    written = Written(words, chats.CHATML)
+    for said in (("<|im_end|>", "Yes."), ("Hi", "Yes.</s>"), ("im_end", "</ s>")):
+        written(chat_of(*said))
+    (note,) = written.notes
+    assert note.startswith("chats hold special tokens of the tokenizer in what is said")
+    assert written.answers.told[note] == 2
+    tagged = Tokenizer(tokenizer(tmp_path / "tagged", special=[*chats.SPECIAL, "<think>", "</think>"]))
+    thought = Written(tagged, chats.CHATML)
+    thought(chat_of("Hi", "<think>Hm.</think>Yes."))
+    assert thought.notes == []
+
+
 def test_a_date_that_a_template_writes_is_the_same_every_day(words: Tokenizer) -> None:
     """A run which is resumed tomorrow would else read other samples."""
     dated = "{{ strftime_now('%d %b %Y') }} {{ strftime_now(\"%Y\") }}\n" + chats.CHATML

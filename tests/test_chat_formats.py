@@ -348,8 +348,8 @@ ONE = '{"instruction": "Hi", "output": "Yes."}'
     ("lines.json", f"{ONE}\n{ONE}\n", 2), ("one behind the other.jsonl", f"\ufeff{ONE}\n\ufeff{ONE}\n", 2),
     ("hashed.jsonl", '{"instruction": "Hi", "output": "Yes.", "id": 18446744073709551615}\n', 1),
     ("marked.csv", "instruction,output,weight\nHi,Yes.,1\nHi,No.,0\n", 1),
-    ("masked.csv", ('messages,loss_mask\n"[{""role"":""user"",""content"":""Hi""},{""role"":""assistant"",""content"":""Yes.""}]",'
-                   '"[0, true]"\n'), 1),
+    ("masked.csv", ('messages,loss_mask\n"[{""role"":""user"",""content"":""Hi""},{""role"":""assistant"",'
+                    '""content"":""Yes.""}]","[0, true]"\n'), 1),
 ])  # fmt: skip
 def test_files_as_people_have_them(name: str, content: str, count: int, tmp_path: Path) -> None:
     folder = tokenizer(tmp_path / "words")

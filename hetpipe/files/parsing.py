@@ -148,8 +148,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_json(text: str, largest: float = LARGEST_INTEGER) -> Any:
-    """JSON as plain values; ParseError where it is none, or too much (whole numbers above `largest`). NaN and Infinity are read, as
-    YAML's .nan and .inf are: whoever wants a number refuses them by their key."""
+    """JSON as plain values; ParseError where it is none, or too much (whole numbers above `largest`). NaN and Infinity are read,
+    as YAML's .nan and .inf are: whoever wants a number refuses them by their key."""
     try:
         return checked(json.loads(text, object_pairs_hook=_mapping, parse_int=_integer), largest)
     except json.JSONDecodeError as error:

@@ -23,6 +23,8 @@ Turns = Literal["auto", "all", "last"]
 LED = re.compile(r"\s*<(think|thinking|thought|reasoning)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE)
 NO_END = ("answers have no token that ends them, neither by the template nor by the tokenizer (eos_token), so that a model does "
           "not learn to stop there")  # fmt: skip
+AS_TOKENS = ("chats hold special tokens of the tokenizer in what is said, which are read as these tokens, and not as text (an "
+             "end of a turn, say)")  # fmt: skip
 OTHERWISE = ("the template writes earlier answers otherwise when more follows (some leave out what was thought): turns: auto "
              "makes a sample of each answer, turns: last learns the last one only")  # fmt: skip
 
@@ -55,6 +57,7 @@ class Answers:
     def samples(self, chat: Chat) -> list[Marked]:
         """None where no answer is learned. UnusableError says why a chat cannot be used, or what would be lost of it."""
         self.unused = set()
+        self.told[AS_TOKENS] += any(self.bounds.holds_special(turn.content or "") for turn in chat.turns)
         turns = [self._without_thought(turn) if self.thinking == "off" and turn.is_answer else turn for turn in chat.turns]
         learned = [number for number, turn in enumerate(turns) if turn.is_answer]
         learned = [number for number in (learned[-1:] if self.turns == "last" else learned) if turns[number].learned]
@@ -129,7 +132,11 @@ class Answers:
         """Or what is wrong."""
         (text,) = self.template.render([fit.form.hand(turns)], chat.tools, options)
         text = text.removesuffix(self.unasked)
-        (prompt,) = self.template.render([fit.form.hand(turns[:-1])], chat.tools, options, prompt=True)
+        try:
+            (prompt,) = self.template.render([fit.form.hand(turns[:-1])], chat.tools, options, prompt=True)
+        except UnusableError as error:
+            raise UnusableError(f"turn {len(turns)} answers no prompt that a model could be given ({error}): weight: 0 in this "
+                                "turn leaves it out of what is learned") from error  # fmt: skip
         begin = self.bounds.begin(prompt, text, opened=opened)
         if begin is not None:
             return Begun(text, prompt, begin, fit, chat.tools, options)

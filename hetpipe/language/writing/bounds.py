@@ -89,6 +89,10 @@ class Bounds:
         found = self._special.search(text)
         return found.end() if found is not None else None
 
+    def holds_special(self, text: str) -> bool:
+        """Whether a text holds a special token, other than a tag of a thought."""
+        return any(TAGS.fullmatch(token) is None for token in self._special.findall(text))
+
     def only_special(self, text: str) -> bool:
         """Whether a text holds special tokens and white space only."""
         return not self._special.sub("", text).strip()
