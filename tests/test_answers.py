@@ -139,7 +139,17 @@ def test_a_thought_that_a_template_opens_by_itself_is_none_of_an_answer_without_
     said = Written(words, OPENED).refused(chat_of("Hi", "<think>Hm.</think>Yes."))
     assert "the template" in said
     assert "(template: FILE, or --template FILE)" in said
-    assert Written(words, OPENED, thinking="off")(chat_of("Hi", "<think>Hm.</think>\n\nYes."))[0].endswith("«Yes.<|im_end|>»\n")
+
+
+@pytest.mark.parametrize("thought", [
+    "<think>Hm.</think>\n\n", "[THINK]Hm.[/THINK]", "<|think|>Hm.<|/think|>\n", "\n<Thinking>Hm.</thinking>",
+])  # fmt: skip
+def test_thoughts_are_left_out_however_they_are_marked(words: Tokenizer, thought: str) -> None:
+    """As Qwen, Magistral, and others mark them."""
+    for template in (chats.CHATML, OPENED):
+        written = Written(words, template, thinking="off")
+        assert written(chat_of("Hi", f"{thought}Yes."))[0].endswith("«Yes.<|im_end|>»\n")
+        assert "thoughts are left out (thinking: off)" in written.notes
 
 
 LOST: list[tuple[str, str, Any, str]] = [

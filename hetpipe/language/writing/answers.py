@@ -20,7 +20,7 @@ from hetpipe.language.writing.template import GENERATION, SWITCHES, Template, Th
 from hetpipe.language.writing.unasked import begun_unasked
 
 Turns = Literal["auto", "all", "last"]
-LED = re.compile(r"\s*<(think|thinking|thought|reasoning)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE)
+LED = re.compile(r"\s*(?:<(\|?)(think|thinking|thought|reasoning)\1>.*?<\1/\2\1>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL | re.I)
 NO_END = ("answers have no token that ends them, neither by the template nor by the tokenizer (eos_token), so that a model does "
           "not learn to stop there")  # fmt: skip
 AS_TOKENS = ("chats hold special tokens of the tokenizer in what is said, which are read as these tokens, and not as text (an "
