@@ -344,6 +344,13 @@ def test_text_in_windows_of_tokens(chatml: str, tmp_path: Path) -> None:
     assert "b.txt is not UTF-8 at byte 2" in refusal(text, files=str(tmp_path / "b.txt"), tokenizer=chatml)
 
 
+def test_special_tokens_in_texts_are_told(chatml: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = lines(tmp_path / "texts.jsonl", [{"text": "Yes.</s>No."}, {"text": "the quick brown fox"}])
+    with heard(caplog):
+        text(context=2, files=file, tokenizer=chatml, test_fraction=0)
+    assert [note.split(" (")[0] for note in caplog.messages] == ["note: 1 of 2 texts hold special tokens of the tokenizer"]
+
+
 def test_threads_of_the_tokenizer_are_off_in_processes_that_are_forked_later(chatml: str, tmp_path: Path) -> None:
     file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")] * 3)
     chat(file, chatml)

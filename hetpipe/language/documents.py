@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hetpipe.building.content import digest_of_tensors
 from hetpipe.building.datasets import DataSplits, Sample, Samples, require_count
-from hetpipe.files.messages import InputError, shown
+from hetpipe.files.messages import InputError, counted, shown
 from hetpipe.language.formats.columns import Columns
 from hetpipe.language.records.files import KINDS, records_of
 from hetpipe.language.records.record import UnusableError
 from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.processes.environment import own_rank
-from hetpipe.processes.progress import Activity
+from hetpipe.processes.progress import Activity, warn
 
 TOGETHER = 100  # texts that are tokenized at once
 
@@ -170,13 +170,18 @@ def _tokens(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> Tenso
     """The texts one after the other, the end of a text between two, as int32 [tokens]."""
     found = list[Tensor]()
     end = torch.tensor([tokenizer.required_end()], dtype=torch.int32)
+    told = 0
     with Activity("tokenizing text", len(parts), shown=own_rank() == 0, inner=True) as activity:
         for first in range(0, len(parts), TOGETHER):
             group = range(first, min(first + TOGETHER, len(parts)))
             texts = [_decoded(parts[i], cut_off and i == len(parts) - 1) for i in group]
+            told += sum(any(token in text for token in tokenizer.special) for text in texts)
             for numbers in tokenizer.plain(texts):
                 found += [torch.tensor(numbers, dtype=torch.int32), end]
                 activity.advance()
+    if told and own_rank() == 0:
+        warn(f"note: {told} of {counted(len(parts), 'text')} hold special tokens of the tokenizer (an end of a text, say), which "
+             "are read as these tokens, and not as text")  # fmt: skip
     return torch.cat(found[:-1])
 
 
