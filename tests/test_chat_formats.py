@@ -248,7 +248,14 @@ def test_a_prompt_that_its_completion_holds_again_does_not_stand_there_twice() -
     assert turns({"prompt": said("Hi"), "completion": [*said("", "Yes.")[1:], *said("Hi", "Yes.")]}) == [U, A, U, A]
     assert wrong({**better, "chosen": said("", "Yes.")[1:]}).endswith("columns: {completion: chosen}")
     said_so = wrong({"prompt": said("Hi"), "answer": "a"})
-    assert said_so == "it has no key completion, beside turns; its keys: ['answer', 'prompt']"
+    assert said_so.startswith("it has no key completion, beside turns; its keys: ['answer', 'prompt']; columns gives keys")
+
+
+def test_better_texts_that_hold_their_questions_are_texts() -> None:
+    """As those of hh-rlhf."""
+    both = {"chosen": "Human: Hi\n\nAssistant: Yes.", "rejected": "Human: Hi\n\nAssistant: No."}
+    assert wrong(both).endswith("as examples: columns: {text: chosen}")
+    assert kind_of_record(both, Columns({"text": "chosen"})) == "text"
 
 
 def test_a_turn_has_one_thought() -> None:

@@ -199,6 +199,9 @@ def test_a_token_that_begins_a_text_is_that_of_the_tokenizer(tmp_path: Path) -> 
     assert plain(data[1]) == by_hand(folder, [("<s>No", False), ("</s>", True)])
 
 
+OTHERS = "; columns gives keys other names, as in {prompt: ask, content: says}"
+
+
 def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: str, tmp_path: Path) -> None:
     good = chat_of("Hello", "Yes.")
     file = lines(tmp_path / "chats.jsonl", [
@@ -215,7 +218,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         f"  {file}, line 5: messages must be a list of turns, found []",
         (f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and human, "
          "gpt, observation, function_call; columns gives roles other names, as in {user: customer}"),
-        f"  {file}, line 7: it has turn 1 without a content; its keys: ['role']",
+        f"  {file}, line 7: it has turn 1 without a content; its keys: ['role']{OTHERS}",
         f"  {file}, line 8: expected a mapping with the key messages, or prompt and completion, found a list",
         f"  {file}, line 9: turn 1 has no content that is text: [{{'type': 'image'}}]",
         "  … and 1 more",
@@ -223,7 +226,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
     file = lines(tmp_path / "pairs.jsonl", [{"prompt": "a"}, {"instruction": 1, "output": "b"}, {"text": "c"}, 5])
     assert refusal(instructions, file=file, tokenizer=chatml).splitlines() == [
         "4 of 4 records cannot be used:",
-        f"  {file}, line 1: it has no key completion (nor output, nor answer); its keys: ['prompt']",
+        f"  {file}, line 1: it has no key completion (nor output, nor answer); its keys: ['prompt']{OTHERS}",
         f"  {file}, line 2: instruction must be a text, found 1",
         f"  {file}, line 3: it has a text of which no part is said to be learned: take data of the name text",
         f"  {file}, line 4: expected a mapping with the key messages, or prompt and completion, found a int",

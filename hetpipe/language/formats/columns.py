@@ -64,7 +64,7 @@ class Columns:
     def missing(self, record: Mapping[str, Any], what: str) -> UnusableError:
         """What is said of a record that lacks `what`."""
         mapped = ", ".join(f"{key}: {name}" for key, name in self.given.items())
-        more = f"; columns: {{{mapped}}}" if mapped else ""
+        more = f"; columns: {{{mapped}}}" if mapped else "; columns gives keys other names, as in {prompt: ask, content: says}"
         keys = sorted(self.given.get(key) or key.removesuffix(" ") for key in record)
         return UnusableError(f"it has {what}; its keys: {shown(keys)}{more}")
 
