@@ -52,3 +52,17 @@ def test_a_token_that_takes_the_white_space_behind_it_is_not_learned_for_an_answ
     assert str(its.decode(tokens[targets == -100])).startswith("<|user|>Hi<|end|>")
     assert learned((tokens, targets)) == its(answer + "<|end|>", add_special_tokens=False)["input_ids"]
     assert its.convert_tokens_to_ids("<|assistant|>") in tokens.tolist()
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_completion_begins_with_a_token_as_behind_a_prompt(adds_bos: bool, tmp_path: Path) -> None:
+    """And not with one that holds the end of the prompt, too, which no model is given so at inference."""
+    folder = tokenizer(tmp_path / "words", adds_bos=adds_bos)
+    its = AutoTokenizer.from_pretrained(folder)
+    both = its("Who jumps? fox", add_special_tokens=False)["input_ids"]
+    assert its.decode(both[-1]) == " fox"
+    file = lines(tmp_path / "pairs.jsonl", [{"prompt": "Who jumps? ", "completion": "fox"}])
+    tokens, targets = instructions(file, folder, test_fraction=0).train[0]
+    asked, answered = (its(part, add_special_tokens=False)["input_ids"] for part in ("Who jumps? ", "fox</s>"))
+    assert learned((tokens, targets)) == answered
+    assert tokens.tolist() == [its.bos_token_id] * adds_bos + asked + answered[:-1]

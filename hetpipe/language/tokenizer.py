@@ -117,9 +117,12 @@ class Tokenizer:
             found = self.its([marked.text for marked in texts], verbose=False)
         every = []
         for i, marked in enumerate(texts):
-            numbers = found["input_ids"][i]
+            numbers, begin = found["input_ids"][i], _at(found, i, marked.learned[0].begin, marked.text)
+            if _straddles(found, i, marked.learned[0].begin) and (cut := self._cut(marked)) is not None:
+                first = _at(found, i, 0, marked.text)  # behind the tokenizer's own
+                numbers, begin = numbers[:first] + cut[0], first + cut[1][0][0]
             numbers = numbers if numbers[-1:] == [end] else [*numbers, end]
-            begin = min(_at(found, i, marked.learned[0].begin, marked.text), len(numbers) - 1)
+            begin = min(begin, len(numbers) - 1)
             every.append(Tokens(numbers, [(begin, len(numbers))], frozenset({end})))
         return every
 
