@@ -322,6 +322,19 @@ def test_the_beginning_of_another_answer_is_none_of_the_last(words: Tokenizer, t
     assert Written(words, plain)(chat_of("Hi", "Yes.")) == ["user: Hi</s>«assistant: Yes.</s>»"]
 
 
+def test_a_token_that_is_not_special_ends_a_turn_where_the_template_says_so(tmp_path: Path) -> None:
+    """As where tokens of turns were added to the tokenizer of a base model; a tag that an answer ends with is no end."""
+    plain = ["<|im_start|>", "<|im_end|>", "</tool_call>", "\n"]
+    added = Tokenizer(tokenizer(tmp_path / "added", special=["<s>", "</s>"], plain=plain))
+    written = Written(added, chats.CHATML)
+    assert written(chat_of("Hi", "Yes.", "No?", "No.")) == [
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+        "<|im_start|>assistant\n«No.<|im_end|>»\n")
+    ]
+    assert written.notes == []
+    assert Written(added, BARE)(chat_of("Hi", "Yes.</tool_call>")) == ["Q: Hi\nA: «Yes.</tool_call>\n</s>»"]
+
+
 def test_an_answer_begins_with_a_token_as_behind_a_prompt(words: Tokenizer, tmp_path: Path) -> None:
     """A token of two line feeds is none that a model could begin with behind a prompt that ends with the first of them."""
     folder = str(tmp_path / "words")

@@ -1,6 +1,5 @@
 """From chats to texts, of which a part is learned, by a template of chats. Read in this order:
 
 template (what it is given, and what it writes), forms (how it is handed turns, and whether it writes all of them), bounds (where
-in its text an answer begins and ends), unasked (templates that begin another answer behind the last by themselves), answers (the
-samples of a chat).
+in its text an answer begins and ends), behind (what it writes behind an answer), answers (the samples of a chat).
 """

@@ -14,10 +14,10 @@ from hetpipe.language.formats.chats import Chat
 from hetpipe.language.formats.turns import Turn
 from hetpipe.language.marked import Marked, Span
 from hetpipe.language.records.record import UnusableError
+from hetpipe.language.writing.behind import begun_unasked, written_behind
 from hetpipe.language.writing.bounds import Bounds, unwritten
 from hetpipe.language.writing.forms import ADVICE, Fit, Forms
 from hetpipe.language.writing.template import GENERATION, SWITCHES, Template, Thinking
-from hetpipe.language.writing.unasked import begun_unasked
 
 Turns = Literal["auto", "all", "last"]
 LED = re.compile(r"\s*(?:<(\|?)(think|thinking|thought|reasoning)\1>.*?<\1/\2\1>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL | re.I)
@@ -46,7 +46,9 @@ class Answers:
 
     def __init__(self, template: Template, turns: Turns, thinking: Thinking | None) -> None:
         self.template, self.turns, self.thinking = template, turns, thinking
-        self.bounds, self.end = Bounds(template.tokenizer.special, template.tokenizer.added), template.tokenizer.end_text
+        its = template.tokenizer
+        ends = Bounds(its.special, its.added).tokens(written_behind(template))  # some are not called special
+        self.bounds, self.end = Bounds((*its.special, *ends), its.added), its.end_text
         self.forms, self.told, self.unused = Forms(template), Counter[str](), set[str]()
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Templates that begin another answer behind the last one, though none is asked for (add_generation_prompt)."""
+"""What a template writes behind an answer, found on a chat of words that stand nowhere else."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from hetpipe.language.records.record import UnusableError
 from hetpipe.language.writing.bounds import Bounds
 from hetpipe.language.writing.template import Template
 
-WORDS = ("zq1qz", "zq2qz", "zq3qz")  # which stand nowhere else
+WORDS = ("zq1qz", "zq2qz", "zq3qz")
+CHAT = [{"role": role, "content": word} for role, word in zip(("user", "assistant", "user"), WORDS, strict=True)]
+
+
+def written_behind(template: Template) -> str:
+    """Behind the content of a last answer; nothing where the template takes no such chat."""
+    try:
+        (text,) = template.render([CHAT[:2]], (), {})
+    except UnusableError:
+        return ""
+    return text.partition(WORDS[1])[2]
 
 
 def begun_unasked(template: Template, bounds: Bounds) -> str:
     """What a template writes of another answer behind the end of the last one; nothing where it waits to be asked. UnusableError
     where it cannot be told from the end."""
-    chat = [{"role": role, "content": word} for role, word in zip(("user", "assistant", "user"), WORDS, strict=True)]
     try:
-        text, followed = template.render([chat[:2], chat], (), {})
-        (asked,) = template.render([chat[:2]], (), {}, prompt=True)
+        text, followed = template.render([CHAT[:2], CHAT], (), {})
+        (asked,) = template.render([CHAT[:2]], (), {}, prompt=True)
     except UnusableError:
         return ""
     before, _, behind = text.partition(WORDS[1])
