@@ -204,6 +204,13 @@ def test_arguments_of_tools_are_handed_as_the_template_takes_them(words: Tokeniz
     assert f"<|im_start|>assistant\n«look {wanted}<|im_end|>»\n<|im_start|>tool\n12<|im_end|>" in text
 
 
+def test_arguments_in_many_levels_take_no_time(words: Tokenizer) -> None:
+    deep = '{"in": ' * 60 + "1" + "}" * 60
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": deep}}]}
+    (text,) = Written(words, CALLS)({"messages": [*chat_of("Hi")["messages"], called]})
+    assert text.endswith(f"«look {deep}<|im_end|>»\n")
+
+
 def test_calls_and_tools_that_a_template_leaves_out_are_errors(words: Tokenizer) -> None:
     """Though the name of the tool stands in the question."""
     said = Written(words, chats.CHATML).refused(ARGUED)

@@ -317,8 +317,9 @@ def test_keys_that_nothing_reads_are_told_once(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_options_of_a_record_that_are_not_its_to_say() -> None:
-    assert "chat_template_kwargs has 'tools', which is not a record's to say" in wrong(
-        {"messages": said("Hi", "Yes."), "chat_template_kwargs": {"tools": []}})  # fmt: skip
+    for key in ("tools", "conversations", "return_assistant_tokens_mask"):
+        assert f"chat_template_kwargs has {key!r}, which is not a record's to say" in wrong(
+            {"messages": said("Hi", "Yes."), "chat_template_kwargs": {key: []}})  # fmt: skip
 
 
 def test_files_of_columns_and_of_texts(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog")
 SYSTEM = ("system", "system_prompt")
 OF_ALL = ("loss_mask", "weight", "loss_weight")  # marks of a record
 OPTIONS = "chat_template_kwargs"
-OURS = ("add_generation_prompt", "chat_template", "continue_final_message", "messages", "tokenize", "tools")
+OURS = ("add_generation_prompt", "chat_template", "continue_final_message", "conversations", "messages",
+        "return_assistant_tokens_mask", "tokenize", "tools")  # fmt: skip
 
 
 class Chat(NamedTuple):
