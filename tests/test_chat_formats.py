@@ -383,15 +383,20 @@ def test_a_file_of_texts_with_brackets_in_its_name(tmp_path: Path) -> None:
     assert len(text(context=4, files=str(tmp_path / "notes[1].txt"), test_fraction=0).train) == 1  # type: ignore[arg-type]
 
 
-def test_several_files_patterns_and_folders(tmp_path: Path) -> None:
+def test_several_files_patterns_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, records = tokenizer(tmp_path / "words"), [{"prompt": letter, "completion": "b"} for letter in "abc"]
     for letter, record in zip("xyz", records, strict=True):
         lines(tmp_path / f"{letter}.jsonl", [record])
+    (tmp_path / "notes.md").write_text("Hello")
     count = len(instructions(str(tmp_path / "*.jsonl"), folder, test_fraction=0).train)  # type: ignore[arg-type]
     assert count == 3
     assert f"no file matches '{tmp_path}/*.json'" in refusal(instructions, file=f"{tmp_path}/*.json", tokenizer=folder)
     twice = [str(tmp_path / "x.jsonl"), str(tmp_path / "*.jsonl")]
     assert "x.jsonl is named twice: its records would count twice" in refusal(instructions, file=twice, tokenizer=folder)
+    monkeypatch.chdir(tmp_path)
+    both = ["x.jsonl", str(tmp_path / "x.jsonl")]
+    assert "x.jsonl is named twice: its records would count twice" in refusal(instructions, file=both, tokenizer=folder)
+    assert len(text(context=4, files=["notes.md", str(tmp_path / "notes.md")], test_fraction=0).train) == 1  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("a.jsonl", "eval-0.json"), ("x_train.jsonl", "x_valid.csv")])

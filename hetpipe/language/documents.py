@@ -109,7 +109,7 @@ def _standard_library() -> list[Path]:
 
 def _expand(patterns: Sequence[str]) -> list[Path]:
     """The files that paths and patterns name, sorted, each once."""
-    found: set[Path] = set()
+    found = dict[str, Path]()  # by the whole path
     for pattern in patterns:
         path = Path(os.path.expanduser(pattern))
         matches = [path] if os.path.lexists(path) else [Path(match) for match in glob.glob(str(path), recursive=True)]
@@ -118,10 +118,10 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
         here = {match for match in matches if match.is_file()}
         if not here:
             raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
-        found |= here
+        found |= {os.path.abspath(match): match for match in here}
     if not found:
         raise InputError("text: files is an empty list: name at least one file, or leave it out")
-    return sorted(found)
+    return sorted(found.values())
 
 
 class Part(NamedTuple):
