@@ -139,7 +139,17 @@ def test_a_thought_that_a_template_opens_by_itself_is_none_of_an_answer_without_
     said = Written(words, OPENED).refused(chat_of("Hi", "<think>Hm.</think>Yes."))
     assert "the template" in said
     assert "(template: FILE, or --template FILE)" in said
-    assert Written(words, OPENED, thinking="off")(chat_of("Hi", "<think>Hm.</think>\n\nYes."))[0].endswith("«Yes.<|im_end|>»\n")
+
+
+@pytest.mark.parametrize("thought", [
+    "<think>Hm.</think>\n\n", "[THINK]Hm.[/THINK]", "<|think|>Hm.<|/think|>\n", "\n<Thinking>Hm.</thinking>",
+])  # fmt: skip
+def test_thoughts_are_left_out_however_they_are_marked(words: Tokenizer, thought: str) -> None:
+    """As Qwen, Magistral, and others mark them."""
+    for template in (chats.CHATML, OPENED):
+        written = Written(words, template, thinking="off")
+        assert written(chat_of("Hi", f"{thought}Yes."))[0].endswith("«Yes.<|im_end|>»\n")
+        assert "thoughts are left out (thinking: off)" in written.notes
 
 
 LOST: list[tuple[str, str, Any, str]] = [
@@ -194,6 +204,13 @@ def test_arguments_of_tools_are_handed_as_the_template_takes_them(words: Tokeniz
     assert f"<|im_start|>assistant\n«look {wanted}<|im_end|>»\n<|im_start|>tool\n12<|im_end|>" in text
 
 
+def test_arguments_in_many_levels_take_no_time(words: Tokenizer) -> None:
+    deep = '{"in": ' * 60 + "1" + "}" * 60
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": deep}}]}
+    (text,) = Written(words, CALLS)({"messages": [*chat_of("Hi")["messages"], called]})
+    assert text.endswith(f"«look {deep}<|im_end|>»\n")
+
+
 def test_calls_and_tools_that_a_template_leaves_out_are_errors(words: Tokenizer) -> None:
     """Though the name of the tool stands in the question."""
     said = Written(words, chats.CHATML).refused(ARGUED)
@@ -239,6 +256,33 @@ def test_an_end_of_text_behind_the_last_turn_is_none_of_it(words: Tokenizer) -> 
     ]  # fmt: skip
 
 
+def test_an_answer_that_a_template_writes_no_prompt_for_is_told_with_the_way_out(words: Tokenizer) -> None:
+    """As of characters that speak first, by a template that looks at the first message."""
+    template = "{% if messages[0].role == 'system' %}{% endif %}" + chats.CHATML
+    greeted = [{"role": "assistant", "content": "Ho"}, *chat_of("Hi", "Yes.")["messages"]]
+    assert Written(words, template).refused({"messages": greeted}) == (
+        "turn 1 answers no prompt that a model could be given (the template does not take it: list object has no element 0): "
+        "weight: 0 in this turn leaves it out of what is learned"
+    )
+    greeted[0]["weight"] = 0
+    assert Written(words, template)({"messages": greeted}) == [
+        "<|im_start|>assistant\nHo<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n"
+    ]
+
+
+def test_special_tokens_in_what_is_said_are_told(words: Tokenizer, tmp_path: Path) -> None:
+    written = Written(words, chats.CHATML)
+    for said in (("<|im_end|>", "Yes."), ("Hi", "Yes.</s>"), ("im_end", "</ s>")):
+        written(chat_of(*said))
+    (note,) = written.notes
+    assert note.startswith("chats hold special tokens of the tokenizer in what is said")
+    assert written.answers.told[note] == 2
+    tagged = Tokenizer(tokenizer(tmp_path / "tagged", special=[*chats.SPECIAL, "<think>", "</think>"]))
+    thought = Written(tagged, chats.CHATML)
+    thought(chat_of("Hi", "<think>Hm.</think>Yes."))
+    assert thought.notes == []
+
+
 def test_a_date_that_a_template_writes_is_the_same_every_day(words: Tokenizer) -> None:
     """A run which is resumed tomorrow would else read other samples."""
     dated = "{{ strftime_now('%d %b %Y') }} {{ strftime_now(\"%Y\") }}\n" + chats.CHATML
@@ -246,6 +290,56 @@ def test_a_date_that_a_template_writes_is_the_same_every_day(words: Tokenizer) -
     assert written(chat_of("Hi", "Yes."))[0].startswith("26 Jul 2024 2024\n<|im_start|>user")
     assert written.answers.template.writes_a_date
     assert Written(words, "\n" + dated)(chat_of("Hi", "Yes."))[0].startswith("\n26 Jul 2024 2024\n<|im_start|>user")
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [
+    ("{% set form = '%d %b' %}{{ strftime_now(form) }}", "26 Jul"), ("{{ strftime_now(format='%-d.%-m.%Y') }}", "26.7.2024"),
+    ("{{ strftime_now('%B \\'%y') }}", "July '24"), ("{{ strftime_now('day') }}", "day"),
+    ("{% macro day() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}{{ day() }}", "2024-07-26"),
+])  # fmt: skip
+def test_a_date_is_the_same_however_it_is_asked_for(words: Tokenizer, asked: str, wanted: str) -> None:
+    assert Written(words, asked + chats.CHATML)(chat_of("Hi", "Yes."))[0].startswith(f"{wanted}<|im_start|>user")
+
+
+ALWAYS = {  # templates that do not ask whether another answer is to be begun
+    "llama3": (
+        ("{% for m in messages %}<|im_start|>{{ m.role }}<|user|>\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
+        "{{ '<|im_start|>assistant<|user|>\n\n' }}"),
+        ("<|im_start|>user<|user|>\n\nHi<|im_end|><|im_start|>assistant<|user|>\n\n«Yes.<|im_end|>»<|im_start|>user<|user|>\n\n"
+        "No?<|im_end|><|im_start|>assistant<|user|>\n\n«No.<|im_end|>»"),
+    ),
+    "chatml": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}",
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+        "<|im_start|>assistant\n«No.<|im_end|>»"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "wanted"), ALWAYS.values(), ids=ALWAYS)
+def test_the_beginning_of_another_answer_is_none_of_the_last(words: Tokenizer, template: str, wanted: str) -> None:
+    """As the first templates of Llama 3 wrote it, whatever add_generation_prompt is."""
+    assert Written(words, template)(chat_of("Hi", "Yes.", "No?", "No.")) == [wanted]
+    bare = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ 'assistant: ' }}"
+    said = Written(words, bare).refused(chat_of("Hi", "Yes."))
+    assert "begins another answer behind the last, 'assistant: ', though none is asked for" in said
+    assert "{% if add_generation_prompt %}" in said
+    assert "template: FILE" in said
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"  # begins none at all
+    assert Written(words, plain)(chat_of("Hi", "Yes.")) == ["user: Hi</s>«assistant: Yes.</s>»"]
+
+
+def test_a_token_that_is_not_special_ends_a_turn_where_the_template_says_so(tmp_path: Path) -> None:
+    """As where tokens of turns were added to the tokenizer of a base model; a tag that an answer ends with is no end."""
+    plain = ["<|im_start|>", "<|im_end|>", "</tool_call>", "\n"]
+    added = Tokenizer(tokenizer(tmp_path / "added", special=["<s>", "</s>"], plain=plain))
+    written = Written(added, chats.CHATML)
+    assert written(chat_of("Hi", "Yes.", "No?", "No.")) == [
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+        "<|im_start|>assistant\n«No.<|im_end|>»\n")
+    ]
+    assert written.notes == []
+    assert Written(added, BARE)(chat_of("Hi", "Yes.</tool_call>")) == ["Q: Hi\nA: «Yes.</tool_call>\n</s>»"]
 
 
 def test_an_answer_begins_with_a_token_as_behind_a_prompt(words: Tokenizer, tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_history_comes_before_the_question() -> None:
     assert turns(record) == [U, A, U, A, Turn("user", "And?\n\n12"), Turn("assistant", "No.")]
     plain = read(record, templated=False)
     assert plain == Pair("Hi\n\nYes.\n\nHi\n\nYes.\n\nAnd?\n\n12\n\n", "No.")
+    assert turns({**record, "history": json.dumps(record["history"])}) == turns(record), "of a file of columns"
     assert "history must be a list of pairs of a question and its answer, found ['Hi']" in wrong({**record, "history": ["Hi"]})
 
 
@@ -155,6 +156,9 @@ TOOLS: list[tuple[str, list[Any]]] = [
     ("the function_call of old", [
         {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"where": "here"}'}},
         {"role": "function", "content": "12"}]),
+    ("the function_call of old as a text", [
+        {"role": "assistant", "content": None, "function_call": '{"name": "look", "arguments": {"where": "here"}}'},
+        {"role": "function", "content": "12"}]),
     ("ShareGPT", [{"from": "function_call", "value": '{"name": "look", "arguments": {"where": "here"}}'},
                   {"from": "observation", "value": "12"}]),
 ]  # fmt: skip
@@ -175,6 +179,8 @@ def test_calls_that_cannot_be_read() -> None:
     assert "the arguments of 'look' in turn 2 is a text that is not valid JSON" in of(
         tool_calls=[{"name": "look", "arguments": "where"}])  # fmt: skip
     assert "turn 2 has no content that is text: None" in of(content=None)
+    assert "function_call of turn 2 is a text that is not valid JSON" in of(content=None, function_call="look")
+    assert "it has turn 2 without a content; its keys: ['role', 'text']" in of(text="Yes.")
     assert "tools must be a list of mappings, found ['look']" in wrong({"messages": said("Hi", "Yes."), "tools": ["look"]})
 
 
@@ -184,6 +190,7 @@ def test_calls_that_cannot_be_read() -> None:
     ({"conversations": said("Hi"), "chosen": said("", "b")[1], "rejected": said("", "c")[1]}, "preference data (as for DPO)"),
     ({"prompt": "a", "completion": "b", "label": False}, "it has label: false: these are preference data (as for KTO)"),
     ({"messages": said("Hi", "Yes."), "kto_tag": True}, "it has kto_tag: true: these are preference data (as for KTO)"),
+    ({"prompt": "a", "completion": "b", "label": "False"}, "it has label: false: these are preference data (as for KTO)"),
     ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "these are data of a reward model"),
 ], ids=str)  # fmt: skip
 def test_preferences_are_refused_by_their_name(record: Any, name: str) -> None:
@@ -210,6 +217,55 @@ def test_columns_and_roles_by_other_names() -> None:
     assert turns({"messages": said("Hi", "Yes."), "weight": 3}, weight="") == [U, A], "a column that is not to be read"
     assert "it has no key completion (nor output, nor answer); its keys: ['ask']; columns: {prompt: ask}" in wrong(
         {"ask": "Hi"}, prompt="ask")  # fmt: skip
+
+
+def test_columns_that_a_job_names_come_before_all_others() -> None:
+    talk = {"messages": said("M", "N"), "problem": "Hi", "solution": "Yes."}
+    assert read(talk, prompt="problem", completion="solution") == Pair("Hi", "Yes.", unused=("messages",))
+    assert turns({"messages": said("Hi", "Yes."), "problem": "P"}, prompt="ask", completion="reply") == [U, A], "of other records"
+    assert turns({"conversations": said("M", "N"), "question": "Hi", "answer": "Yes."}, messages="") == [U, A]
+    assert turns({"question": "Hi", "response": "R", "gold": "Yes."}, answer="gold") == [U, A]
+    assert turns({"prompt": "X", "problem": "Hi", "output": "O", "gold": "Yes."}, question="problem", answer="gold") == [U, A]
+    added = [Turn("user", "Hi\n\n12"), A]
+    assert turns({"question": "Hi", "facts": "12", "answer": "Yes."}, input="facts") == added, "which a question is before"
+
+
+def test_a_key_without_a_value_is_none() -> None:
+    assert turns({"instruction": None, "prompt": None, "question": "Hi", "output": None, "answer": "Yes."}) == [U, A]
+    assert "completion must be a text, found None" in wrong({"prompt": "Hi", "completion": None})
+
+
+def test_a_prompt_that_its_completion_holds_again_does_not_stand_there_twice() -> None:
+    """As in UltraFeedback, whose better answers are whole chats."""
+    better = {"prompt": "Hi", "chosen": said("Hi", "Yes."), "rejected": said("Hi", "No.")}
+    assert wrong(better).endswith("as examples: columns: {messages: chosen}")
+    assert wrong(better, completion="chosen") == (
+        "the turns of chosen hold the prompt again, 'Hi', which would stand there twice: take them as a whole chat, columns: "
+        "{messages: chosen}"
+    )
+    assert "the turns of completion hold the prompt again" in wrong(
+        {"prompt": said("Hi"), "completion": [{"role": "system", "content": "Be short."}, *said("Hi", "Yes.")]})  # fmt: skip
+    assert turns({"prompt": said("Hi"), "completion": [*said("", "Yes.")[1:], *said("Hi", "Yes.")]}) == [U, A, U, A]
+    assert wrong({**better, "chosen": said("", "Yes.")[1:]}).endswith("columns: {completion: chosen}")
+    said_so = wrong({"prompt": said("Hi"), "answer": "a"})
+    assert said_so.startswith("it has no key completion, beside turns; its keys: ['answer', 'prompt']; columns gives keys")
+
+
+def test_better_texts_that_hold_their_questions_are_texts() -> None:
+    """As those of hh-rlhf."""
+    both = {"chosen": "Human: Hi\n\nAssistant: Yes.", "rejected": "Human: Hi\n\nAssistant: No."}
+    assert wrong(both).endswith("as examples: columns: {text: chosen}")
+    assert kind_of_record(both, Columns({"text": "chosen"})) == "text"
+
+
+def test_a_turn_has_one_thought() -> None:
+    def thought(**keys: str) -> Any:
+        return {"messages": [*said("Hi"), {"role": "assistant", "content": "Yes.", **keys}]}
+
+    for keys in ({"reasoning_content": "", "reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}):
+        assert turns(thought(**keys)) == [U, A._replace(thought="Hm.")]
+    assert "turn 2 has several thoughts, {'reasoning': 'Oh.', 'thinking': 'Hm.'}: leave one" in wrong(
+        thought(reasoning="Oh.", thinking="Hm."))  # fmt: skip
 
 
 def test_columns_that_cannot_be(tmp_path: Path) -> None:
@@ -261,8 +317,9 @@ def test_keys_that_nothing_reads_are_told_once(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_options_of_a_record_that_are_not_its_to_say() -> None:
-    assert "chat_template_kwargs has 'tools', which is not a record's to say" in wrong(
-        {"messages": said("Hi", "Yes."), "chat_template_kwargs": {"tools": []}})  # fmt: skip
+    for key in ("tools", "conversations", "return_assistant_tokens_mask"):
+        assert f"chat_template_kwargs has {key!r}, which is not a record's to say" in wrong(
+            {"messages": said("Hi", "Yes."), "chat_template_kwargs": {key: []}})  # fmt: skip
 
 
 def test_files_of_columns_and_of_texts(tmp_path: Path) -> None:
@@ -291,15 +348,55 @@ def test_files_of_columns_and_of_texts(tmp_path: Path) -> None:
     assert bytes(text(context=4, files=other, test_fraction=0, columns={"text": "content"}).train.text.tolist()) == b"Hello you"  # type: ignore[attr-defined]
 
 
-def test_several_files_patterns_and_folders(tmp_path: Path) -> None:
+ONE = '{"instruction": "Hi", "output": "Yes."}'
+
+
+@pytest.mark.parametrize(("name", "content", "count"), [
+    ("one.json", '{\n  "instruction": "Hi",\n  "output": "Yes."\n}\n', 1), ("list.jsonl", f"[\n{ONE},\n{ONE}\n]\n", 2),
+    ("lines.json", f"{ONE}\n{ONE}\n", 2), ("one behind the other.jsonl", f"\ufeff{ONE}\n\ufeff{ONE}\n", 2),
+    ("hashed.jsonl", '{"instruction": "Hi", "output": "Yes.", "id": 18446744073709551615}\n', 1),
+    ("marked.csv", "instruction,output,weight\nHi,Yes.,1\nHi,No.,0\n", 1),
+    ("masked.csv", ('messages,loss_mask\n"[{""role"":""user"",""content"":""Hi""},{""role"":""assistant"",'
+                    '""content"":""Yes.""}]","[0, true]"\n'), 1),
+])  # fmt: skip
+def test_files_as_people_have_them(name: str, content: str, count: int, tmp_path: Path) -> None:
+    folder = tokenizer(tmp_path / "words")
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    data = chat(str(tmp_path / name), folder, test_fraction=0).train
+    texts = [str(AutoTokenizer.from_pretrained(folder).decode(data[i][0])) for i in range(len(data))]  # type: ignore[arg-type]
+    assert texts == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"] * count
+
+
+@pytest.mark.parametrize(("name", "content", "why"), [
+    ("a.json", '{"version": 1,\n "data": []}\n', "record 1: it has none of the keys messages (or conversations), prompt"),
+    ("a.jsonl", "[1,\n", "is not valid JSON: line 2, column 1: Expecting value; expected a list of records, or a record in each"),
+    ("a.tsv", 'question\tanswer\n"Hi" she said\tYes.\n', 'that begins with " ends with it, and has each " within it twice'),
+    ("a.csv", "question, answer\nHi, Yes.\n", "its keys: [' answer', 'question']"),
+])  # fmt: skip
+def test_files_that_hold_something_else_are_told(name: str, content: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert why in refusal(chat, file=str(tmp_path / name), tokenizer=tokenizer(tmp_path / "words"))
+
+
+def test_a_file_of_texts_with_brackets_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "notes[1].txt").write_text("Hello")
+    assert len(text(context=4, files=str(tmp_path / "notes[1].txt"), test_fraction=0).train) == 1  # type: ignore[arg-type]
+
+
+def test_several_files_patterns_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, records = tokenizer(tmp_path / "words"), [{"prompt": letter, "completion": "b"} for letter in "abc"]
     for letter, record in zip("xyz", records, strict=True):
         lines(tmp_path / f"{letter}.jsonl", [record])
+    (tmp_path / "notes.md").write_text("Hello")
     count = len(instructions(str(tmp_path / "*.jsonl"), folder, test_fraction=0).train)  # type: ignore[arg-type]
     assert count == 3
     assert f"no file matches '{tmp_path}/*.json'" in refusal(instructions, file=f"{tmp_path}/*.json", tokenizer=folder)
     twice = [str(tmp_path / "x.jsonl"), str(tmp_path / "*.jsonl")]
     assert "x.jsonl is named twice: its records would count twice" in refusal(instructions, file=twice, tokenizer=folder)
+    monkeypatch.chdir(tmp_path)
+    both = ["x.jsonl", str(tmp_path / "x.jsonl")]
+    assert "x.jsonl is named twice: its records would count twice" in refusal(instructions, file=both, tokenizer=folder)
+    assert len(text(context=4, files=["notes.md", str(tmp_path / "notes.md")], test_fraction=0).train) == 1  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("a.jsonl", "eval-0.json"), ("x_train.jsonl", "x_valid.csv")])

@@ -238,7 +238,7 @@ def test_the_kind_of_data_is_told_by_the_first_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("record", "wrong"), [
     ({"words": "a"}, "line 1 is a record with the keys ['words']; expected one with messages (or conversations), prompt and c"),
-    ("[1]", "line 1: expected a mapping with the key messages, or prompt and completion, found a list"), ("{", "line 1: "),
+    ("[1]", "record 1: expected a mapping with the key messages, or prompt and completion, found a int"), ("{", "line 1: "),
     ("", "line 1: the line is empty"),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "line 1: it has ['chosen', 'rejected']: these are preference data (as f"),
 ], ids=str)  # fmt: skip

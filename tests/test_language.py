@@ -199,6 +199,9 @@ def test_a_token_that_begins_a_text_is_that_of_the_tokenizer(tmp_path: Path) -> 
     assert plain(data[1]) == by_hand(folder, [("<s>No", False), ("</s>", True)])
 
 
+OTHERS = "; columns gives keys other names, as in {prompt: ask, content: says}"
+
+
 def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: str, tmp_path: Path) -> None:
     good = chat_of("Hello", "Yes.")
     file = lines(tmp_path / "chats.jsonl", [
@@ -215,7 +218,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         f"  {file}, line 5: messages must be a list of turns, found []",
         (f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and human, "
          "gpt, observation, function_call; columns gives roles other names, as in {user: customer}"),
-        f"  {file}, line 7: turn 1 has no content that is text: None",
+        f"  {file}, line 7: it has turn 1 without a content; its keys: ['role']{OTHERS}",
         f"  {file}, line 8: expected a mapping with the key messages, or prompt and completion, found a list",
         f"  {file}, line 9: turn 1 has no content that is text: [{{'type': 'image'}}]",
         "  … and 1 more",
@@ -223,7 +226,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
     file = lines(tmp_path / "pairs.jsonl", [{"prompt": "a"}, {"instruction": 1, "output": "b"}, {"text": "c"}, 5])
     assert refusal(instructions, file=file, tokenizer=chatml).splitlines() == [
         "4 of 4 records cannot be used:",
-        f"  {file}, line 1: it has no key completion (nor output, nor answer); its keys: ['prompt']",
+        f"  {file}, line 1: it has no key completion (nor output, nor answer); its keys: ['prompt']{OTHERS}",
         f"  {file}, line 2: instruction must be a text, found 1",
         f"  {file}, line 3: it has a text of which no part is said to be learned: take data of the name text",
         f"  {file}, line 4: expected a mapping with the key messages, or prompt and completion, found a int",
@@ -313,6 +316,22 @@ def test_a_data_set_of_the_hub_is_had_by_the_library_for_them(
         instructions, file=str(tmp_path), tokenizer=chatml)  # fmt: skip
 
 
+def test_what_only_some_calls_have_is_none_of_the_others(
+    chatml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of mappings make every key of each of them, at any depth."""
+    library, where = types.ModuleType("datasets"), {"from": "Rome", "to": None, "days": [None, {"a": None, "b": 1}]}
+    call = {"function": {"name": "fly", "arguments": where}}
+    turns = [{"role": "user", "content": "Hi", "tool_calls": None}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    library.load_dataset = lambda *_, **__: [{"messages": turns, "tools": None}]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}"
+                                        "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}")  # fmt: skip
+    tokens, _ = chat("them/calls", chatml, template=str(tmp_path / "own.jinja"), test_fraction=0).train[0]
+    text = AutoTokenizer.from_pretrained(chatml).decode(tokens)
+    assert '{"name": "fly", "arguments": {"from": "Rome", "days": [null, {"b": 1}]}}' in text
+
+
 def test_text_in_windows_of_tokens(chatml: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Yes. the quick brown fox")
     (tmp_path / "b.txt").write_text("No. a river 🦆")
@@ -326,6 +345,13 @@ def test_text_in_windows_of_tokens(chatml: str, tmp_path: Path) -> None:
     assert len(cut.train) == (len(by_hand(chatml, [("No. a river </s>", True)])[0]) - 1) // 3  # type: ignore[arg-type]
     (tmp_path / "b.txt").write_bytes(b"No\xff")
     assert "b.txt is not UTF-8 at byte 2" in refusal(text, files=str(tmp_path / "b.txt"), tokenizer=chatml)
+
+
+def test_special_tokens_in_texts_are_told(chatml: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = lines(tmp_path / "texts.jsonl", [{"text": "Yes.</s>No."}, {"text": "the quick brown fox"}])
+    with heard(caplog):
+        text(context=2, files=file, tokenizer=chatml, test_fraction=0)
+    assert [note.split(" (")[0] for note in caplog.messages] == ["note: 1 of 2 texts hold special tokens of the tokenizer"]
 
 
 def test_threads_of_the_tokenizer_are_off_in_processes_that_are_forked_later(chatml: str, tmp_path: Path) -> None:

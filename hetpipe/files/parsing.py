@@ -147,11 +147,11 @@ def parse_yaml(text: str) -> Any:
         raise ParseError(f"not valid YAML: more than {MOST_LEVELS} levels of mappings and lists") from None
 
 
-def parse_json(text: str) -> Any:
-    """JSON as plain values; ParseError where it is none, or too much. NaN and Infinity are read, as YAML's .nan and .inf are:
-    whoever wants a number refuses them by their key."""
+def parse_json(text: str, largest: float = LARGEST_INTEGER) -> Any:
+    """JSON as plain values; ParseError where it is none, or too much (whole numbers above `largest`). NaN and Infinity are read,
+    as YAML's .nan and .inf are: whoever wants a number refuses them by their key."""
     try:
-        return checked(json.loads(text, object_pairs_hook=_mapping, parse_int=_integer))
+        return checked(json.loads(text, object_pairs_hook=_mapping, parse_int=_integer), largest)
     except json.JSONDecodeError as error:
         raise ParseError(f"not valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
@@ -180,9 +180,9 @@ def _integer(digits: str) -> int:
 _LARGEST = f"the largest here is {LARGEST_INTEGER}"
 
 
-def checked(value: Any) -> Any:
-    """The value, if it is not nested too deeply and every text and whole number in it can be used; else a ParseError that says
-    where. Level by level, so that no depth is too much for it."""
+def checked(value: Any, largest: float = LARGEST_INTEGER) -> Any:
+    """The value, if it is not nested too deeply and every text and whole number in it (up to `largest`) can be used; else a
+    ParseError that says where. Level by level, so that no depth is too much for it."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -195,19 +195,19 @@ def checked(value: Any) -> Any:
                 below += item.values()
             elif isinstance(item, list):
                 below += item
-            elif isinstance(item, str | int) and _fault(item):
-                where, found = next((w, f) for w, item in _places(value) if (f := _fault(item)))
+            elif isinstance(item, str | int) and _fault(item, largest):
+                where, found = next((w, f) for w, item in _places(value) if (f := _fault(item, largest)))
                 raise ParseError(f"not usable: {where}: {found}")
         level = below
     return value
 
 
-def _fault(value: Any) -> str:
+def _fault(value: Any, largest: float) -> str:
     if isinstance(value, str):
         if "\0" in value:
             return "the text holds a NUL character"
         return "" if value.isascii() or not re.search("[\ud800-\udfff]", value) else "the text holds half of a surrogate pair"
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+    if isinstance(value, int) and abs(value) > largest:
         return f"a whole number of about {value.bit_length() * 3 // 10} digits, {_LARGEST}"
     return ""
 

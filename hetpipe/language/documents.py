@@ -14,13 +14,13 @@ from torch import Tensor
 
 from hetpipe.building.content import digest_of_tensors
 from hetpipe.building.datasets import DataSplits, Sample, Samples, require_count
-from hetpipe.files.messages import InputError, shown
+from hetpipe.files.messages import InputError, counted, shown
 from hetpipe.language.formats.columns import Columns
 from hetpipe.language.records.files import KINDS, records_of
 from hetpipe.language.records.record import UnusableError
 from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.processes.environment import own_rank
-from hetpipe.processes.progress import Activity
+from hetpipe.processes.progress import Activity, warn
 
 TOGETHER = 100  # texts that are tokenized at once
 
@@ -109,18 +109,19 @@ def _standard_library() -> list[Path]:
 
 def _expand(patterns: Sequence[str]) -> list[Path]:
     """The files that paths and patterns name, sorted, each once."""
-    found: set[Path] = set()
+    found = dict[str, Path]()  # by the whole path
     for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(os.path.expanduser(pattern), recursive=True)]
+        path = Path(os.path.expanduser(pattern))
+        matches = [path] if os.path.lexists(path) else [Path(match) for match in glob.glob(str(path), recursive=True)]
         if not matches:
             raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
         here = {match for match in matches if match.is_file()}
         if not here:
             raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
-        found |= here
+        found |= {os.path.abspath(match): match for match in here}
     if not found:
         raise InputError("text: files is an empty list: name at least one file, or leave it out")
-    return sorted(found)
+    return sorted(found.values())
 
 
 class Part(NamedTuple):
@@ -169,13 +170,18 @@ def _tokens(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> Tenso
     """The texts one after the other, the end of a text between two, as int32 [tokens]."""
     found = list[Tensor]()
     end = torch.tensor([tokenizer.required_end()], dtype=torch.int32)
+    told = 0
     with Activity("tokenizing text", len(parts), shown=own_rank() == 0, inner=True) as activity:
         for first in range(0, len(parts), TOGETHER):
             group = range(first, min(first + TOGETHER, len(parts)))
             texts = [_decoded(parts[i], cut_off and i == len(parts) - 1) for i in group]
+            told += sum(any(token in text for token in tokenizer.special) for text in texts)
             for numbers in tokenizer.plain(texts):
                 found += [torch.tensor(numbers, dtype=torch.int32), end]
                 activity.advance()
+    if told and own_rank() == 0:
+        warn(f"note: {told} of {counted(len(parts), 'text')} hold special tokens of the tokenizer (an end of a text, say), which "
+             "are read as these tokens, and not as text")  # fmt: skip
     return torch.cat(found[:-1])
 
 

@@ -45,6 +45,7 @@ class Tokenizer:
         self.special, self.added = (tuple(sorted({token.content for token in of}))
                                     for of in ([token for token in every if token.special], every))  # fmt: skip
         self.digest = _digest(self.its)
+        _with_spaces(self.its.backend_tokenizer)
 
     def required_end(self) -> int:
         """The token that ends a text. InputError where there is none."""
@@ -78,13 +79,21 @@ class Tokenizer:
         every = []
         for i, marked in enumerate(texts):
             text = marked.text
-            places = [(_at(found, i, begin, text), _behind(found, i, end, text)) for begin, end, _ in marked.learned]
             numbers = found["input_ids"][i]
+            places = [(self._begin(found, i, begin, text), _behind(found, i, end, text)) for begin, end, _ in marked.learned]
             if any(_straddles(found, i, begin) for begin, _, _ in marked.learned):
                 numbers, places = self._cut(marked) or (numbers, places)
             ends = {numbers[end - 1] for (_, end), span in zip(places, marked.learned, strict=True) if span.ended and end}
             every.append(Tokens(numbers, places, frozenset(ends)))
         return every
+
+    def _begin(self, found: Any, row: int, character: int, text: str) -> int:
+        """The first token of a part that begins here; not one that only takes the white space in which the part begins."""
+        token = _at(found, row, character, text)
+        if not _straddles(found, row, character):
+            return token
+        start, own = found.token_to_chars(row, token).start, self.its.convert_ids_to_tokens(found["input_ids"][row][token])
+        return token + (text.startswith(own, start) and start + len(own) <= character)
 
     def _cut(self, marked: Marked) -> tuple[list[int], list[tuple[int, int]]] | None:
         """The tokens of a text in which each part that is learned begins with a token, as behind a prompt at inference. None
@@ -98,8 +107,8 @@ class Tokenizer:
             at = len(numbers)
             places.append((at, at + _behind(found, i, end - begin, parts[i])))
             numbers += found["input_ids"][i]
-        whole = self.its(marked.text, add_special_tokens=False, verbose=False)["input_ids"]
-        return (numbers, places) if self.its.decode(numbers) == self.its.decode(whole) else None
+        whole, *apart = (self.its.decode(own, clean_up_tokenization_spaces=False) for own in (numbers, *found["input_ids"]))
+        return (numbers, places) if whole == "".join(apart) else None  # none with a space put before it
 
     def _literal(self, texts: Sequence[Marked]) -> list[Tokens]:
         """Of texts whose last part is learned, and the end behind it; the tokenizer's own special tokens before them."""
@@ -108,9 +117,12 @@ class Tokenizer:
             found = self.its([marked.text for marked in texts], verbose=False)
         every = []
         for i, marked in enumerate(texts):
-            numbers = found["input_ids"][i]
+            numbers, begin = found["input_ids"][i], _at(found, i, marked.learned[0].begin, marked.text)
+            if _straddles(found, i, marked.learned[0].begin) and (cut := self._cut(marked)) is not None:
+                first = _at(found, i, 0, marked.text)  # behind the tokenizer's own
+                numbers, begin = numbers[:first] + cut[0], first + cut[1][0][0]
             numbers = numbers if numbers[-1:] == [end] else [*numbers, end]
-            begin = min(_at(found, i, marked.learned[0].begin, marked.text), len(numbers) - 1)
+            begin = min(begin, len(numbers) - 1)
             every.append(Tokens(numbers, [(begin, len(numbers))], frozenset({end})))
         return every
 
@@ -141,6 +153,22 @@ def _straddles(found: Any, row: int, character: int) -> bool:
     """Whether a token holds this character and the one before it."""
     token = found.char_to_token(row, character)
     return token is not None and found.token_to_chars(row, token).start < character
+
+
+def _with_spaces(backend: Any) -> None:
+    """Its tokens are said to be of the white space in them, too, which some tokenizers leave out of what they say."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    state = json.loads(Backend(models.BPE()).to_str())
+    state["post_processor"] = json.loads(backend.to_str())["post_processor"]
+    parts = [state["post_processor"] or {}]
+    for part in parts:  # one may hold others
+        parts += part.get("processors", ())
+        if "trim_offsets" in part:
+            part["trim_offsets"] = False
+    if any("trim_offsets" in part for part in parts):
+        backend.post_processor = Backend.from_str(json.dumps(state)).post_processor
 
 
 def _digest(its: Any) -> str:

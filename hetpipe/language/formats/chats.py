@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from hetpipe.files.messages import shown
@@ -14,7 +15,8 @@ MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog")
 SYSTEM = ("system", "system_prompt")
 OF_ALL = ("loss_mask", "weight", "loss_weight")  # marks of a record
 OPTIONS = "chat_template_kwargs"
-OURS = ("add_generation_prompt", "chat_template", "continue_final_message", "messages", "tokenize", "tools")
+OURS = ("add_generation_prompt", "chat_template", "continue_final_message", "conversations", "messages",
+        "return_assistant_tokens_mask", "tokenize", "tools")  # fmt: skip
 
 
 class Chat(NamedTuple):
@@ -33,13 +35,20 @@ def chat_of(left: dict[str, Any], key: str, columns: Columns) -> Chat:
 
 def pair_of_turns(left: dict[str, Any], columns: Columns) -> Chat:
     """Of a record whose prompt, or completion, is a list of turns; of the completion, the answers are learned."""
-    parts = list[list[Turn]]()
+    parts, every = list[list[Turn]](), dict(left)
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         value = left.pop(key, None)
         if isinstance(value, str) and not value.lstrip().startswith("[{"):
             value = [{"role": role, "content": value}]
+        if value is None:
+            raise columns.missing(every, f"no key {key}, beside turns")
         parts.append(read_turns(value, columns, key))
     prompt, completion = parts
+    before = list(takewhile(lambda turn: not turn.is_answer, completion))
+    if any((turn.role, turn.content) == (prompt[-1].role, prompt[-1].content) for turn in before):
+        name = columns.given.get("completion", "completion")
+        raise UnusableError(f"the turns of {name} hold the prompt again, {shown(prompt[-1].content)}, which would stand there "
+                            f"twice: take them as a whole chat, columns: {{messages: {name}}}")  # fmt: skip
     return with_rest([_only_if(turn, learned=False) for turn in prompt] + completion, left)
 
 
@@ -83,6 +92,8 @@ def _marked(turns: list[Turn], left: dict[str, Any]) -> list[Turn]:
     if key is None:
         return turns
     marks = left.pop(key)
+    if isinstance(marks, str) and marks.lstrip().startswith("["):
+        marks = from_json(marks, key)
     if not isinstance(marks, list):
         learned = read_mark({key: marks}, "the record")
         return [_only_if(turn, learned=learned is not False) for turn in turns]

@@ -50,6 +50,10 @@ class Columns:
                 found[f"{key} "] = hidden  # which nothing reads
         return found
 
+    def asked(self, record: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+        """Those of our names of keys under which a job names a column, and a record has it."""
+        return [key for key in keys if self.given.get(key) and key in record]
+
     def role(self, name: str) -> str:
         """Our name of a role, or the data set's own."""
         if name in self._role_of:
@@ -60,8 +64,8 @@ class Columns:
     def missing(self, record: Mapping[str, Any], what: str) -> UnusableError:
         """What is said of a record that lacks `what`."""
         mapped = ", ".join(f"{key}: {name}" for key, name in self.given.items())
-        more = f"; columns: {{{mapped}}}" if mapped else ""
-        keys = sorted(self.given.get(key) or key.strip() for key in record)
+        more = f"; columns: {{{mapped}}}" if mapped else "; columns gives keys other names, as in {prompt: ask, content: says}"
+        keys = sorted(self.given.get(key) or key.removesuffix(" ") for key in record)
         return UnusableError(f"it has {what}; its keys: {shown(keys)}{more}")
 
     def check_seen(self) -> None:

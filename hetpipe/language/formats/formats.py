@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from hetpipe.language.formats.chats import MESSAGES, Chat, chat_of, pair_of_turns
 from hetpipe.language.formats.columns import MARKS, OF_RECORDS, Columns
-from hetpipe.language.formats.pairs import Pair, is_pair, pair_of
+from hetpipe.language.formats.pairs import ANSWERS, QUESTIONS, Pair, is_pair, pair_of
 from hetpipe.language.formats.preferences import refuse_preferences
 from hetpipe.language.records.record import UnusableError
 
 Kind = Literal["chat", "instructions", "text"]
-ANSWERED = {"messages", "completion", "output", "answer", "response"}  # columns that say which answers are meant
+ANSWERED = {"messages", "completion", "output", "answer", "response", "text"}  # columns that say which answers are meant
 EXPECTED = "messages (or conversations), prompt and completion, instruction and output, question and answer"
 
 
@@ -28,19 +28,23 @@ def named(value: object, columns: Columns) -> dict[str, Any]:
 def kind_of_record(value: object, columns: Columns) -> Kind | None:
     """By which function of a job it is read; None where it is of no kind that is known."""
     left = named(value, columns)
-    if _messages(left) is not None or any(isinstance(left.get(key), list) for key in ("prompt", "completion")):
+    if _messages(left, columns) is not None or any(isinstance(left.get(key), list) for key in ("prompt", "completion")):
         return "chat"
     return "instructions" if is_pair(left) else "text" if isinstance(left.get("text"), str) else None
 
 
-def _messages(left: dict[str, Any]) -> str | None:
+def _messages(left: dict[str, Any], columns: Columns) -> str | None:
+    """Under which key its turns stand; None where a job says that they are not to be read, or names a question or an answer."""
+    others = columns.asked(left, (*QUESTIONS, *ANSWERS)) and not columns.asked(left, MESSAGES)
+    if others or columns.given.get("messages") == "":
+        return None
     return next((key for key in MESSAGES if left.get(key) is not None), None)
 
 
 def read_record(value: object, columns: Columns, *, templated: bool | None) -> Chat | Pair:
     """UnusableError says what is wrong with it. `templated`: see `pair_of`."""
     left = named(value, columns)
-    key = _messages(left)
+    key = _messages(left, columns)
     if key is not None:
         return chat_of(left, key, columns)
     if any(isinstance(left.get(key), list) for key in ("prompt", "completion")):

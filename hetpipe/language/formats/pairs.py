@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hetpipe.files.messages import shown
 from hetpipe.language.formats.chats import SYSTEM, Chat, with_rest
 from hetpipe.language.formats.columns import Columns
-from hetpipe.language.formats.turns import Turn
+from hetpipe.language.formats.turns import Turn, from_json
 from hetpipe.language.records.record import UnusableError
 
 QUESTIONS = ("instruction", "prompt", "question", "query", "input")
@@ -33,7 +33,7 @@ def is_pair(record: dict[str, Any]) -> bool:
 def pair_of(left: dict[str, Any], columns: Columns, *, templated: bool | None) -> Chat | Pair:
     """An exchange of two, or a text as it is. `templated`: whether it becomes the former; None: unless the record is a prompt
     with its completion. UnusableError says what is missing."""
-    question, answer = (_first(left, keys, columns) for keys in (QUESTIONS, ANSWERS))
+    question, answer = _first(left, QUESTIONS, columns, further=INPUTS), _first(left, ANSWERS, columns)
     literal = (question, answer) == ("prompt", "completion")
     said, wanted = _text(left, question), _text(left, answer)
     key = next((key for key in INPUTS if key in left), None)
@@ -53,8 +53,12 @@ def pair_of(left: dict[str, Any], columns: Columns, *, templated: bool | None) -
     return Pair(prompt, wanted, rest.turns[-1].learned, tuple(sorted((*rest.unused, *kept))))
 
 
-def _first(left: dict[str, Any], keys: tuple[str, ...], columns: Columns) -> str:
-    found = next((key for key in keys if key in left), None)
+def _first(left: dict[str, Any], keys: tuple[str, ...], columns: Columns, further: tuple[str, ...] = ()) -> str:
+    """The key of a record's question, or answer: one that a job names (`further` ones only add to a question), one that has a
+    value, or any."""
+    asked = columns.asked(left, (key for key in keys if key not in further))
+    every = *asked, *(key for key in keys if left.get(key) is not None), *(key for key in keys if key in left)
+    found = next(iter(every), None)
     if found is None:
         what = "prompt (nor instruction, nor question)" if keys is QUESTIONS else "completion (nor output, nor answer)"
         raise columns.missing(left, f"no key {what}")
@@ -72,6 +76,8 @@ def _text(left: dict[str, Any], key: str) -> str:
 
 def _history(given: object) -> list[tuple[str, str]]:
     """Earlier questions with their answers, as Alpaca's `history` has them."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        given = from_json(given, "history")
     if given in (None, "", []):
         return []
     if not isinstance(given, list) or not all(

@@ -10,6 +10,7 @@ from hetpipe.files.messages import shown
 from hetpipe.language.records.record import UnusableError
 
 PAIRED = re.compile(r"(.*_)?(chosen|rejected)(_(response|messages?|answer|completion|output))?")
+QUESTIONS = ("prompt", "question", "instruction", "query")
 JUDGED = ("label", "kto_tag")
 
 
@@ -18,13 +19,22 @@ def refuse_preferences(record: Mapping[str, Any]) -> None:
     paired = sorted(key for key in record if PAIRED.fullmatch(key))
     if paired:
         better = next((key for key in paired if "chosen" in key), None)
-        advice = f"; to learn the better answers as examples: columns: {{completion: {better}}}, or {{messages: {better}}}"
+        own = _meant(record, record[better]) if better else ""
+        advice = f"; to learn the better answers as examples: columns: {{{own}: {better}}}"
         raise UnusableError(f"it has {shown(paired)}: these are preference data (as for DPO), which cannot be trained on yet"
                             f"{advice if better else ''}")  # fmt: skip
-    judged = next((key for key in JUDGED if isinstance(record.get(key), bool)), None)
+    judged = next((key for key in JUDGED if str(record.get(key)).strip().lower() in ("true", "false")), None)
     if judged is not None:
-        raise UnusableError(f"it has {judged}: {str(record[judged]).lower()}: these are preference data (as for KTO), which "
-                            "cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this key "
-                            "out")  # fmt: skip
+        raise UnusableError(f"it has {judged}: {str(record[judged]).strip().lower()}: these are preference data (as for KTO), "
+                            "which cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this "
+                            "key out")  # fmt: skip
     if isinstance(record.get("completions"), list) and "labels" in record:
         raise UnusableError("it has completions and labels: these are data of a reward model, which cannot be trained on yet")
+
+
+def _meant(record: Mapping[str, Any], better: Any) -> str:
+    """What the better answer is by our names: a whole chat, a text that holds its question, or an answer."""
+    if isinstance(better, list) and len(better) > 1:
+        return "messages"
+    asked = any(key in record for key in QUESTIONS)
+    return "completion" if asked or not isinstance(better, str) else "text"

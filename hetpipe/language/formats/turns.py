@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from hetpipe.files.messages import shown
@@ -18,6 +19,7 @@ OTHER_NAMES = {
 CALLS = ("function_call", "tool_call")  # roles of turns whose text is a call of a tool, in JSON
 OTHER_KEYS = {"role": "from", "content": "value"}
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+IN_COLUMNS = {"0": 0, "1": 1, "false": False, "true": True}  # marks in a file of columns, which are texts
 REFUSED = {"train_detail": "it marks parts of a turn, which is learned as a whole or not at all: leave it out, or mark turns"}
 
 
@@ -57,18 +59,25 @@ def _turn(turn: object, number: int, columns: Columns) -> Turn:
     if refused := next((key for key in REFUSED if left.get(key)), None):
         raise UnusableError(f"turn {number} has {refused}: {REFUSED[refused]}")
     role, said = _role(left, number, columns, turn)
-    thought = next((text for key in THOUGHTS if isinstance(text := left.get(key), str)), None)
-    for key in THOUGHTS:
-        if isinstance(left.get(key), str):
-            del left[key]
-    calls = _calls(left, number)
+    thought, calls = _thought(left, number), _calls(left, number)
     if said in CALLS:
         calls, left["content"] = _said_calls(left.get("content"), number), None
+    if not calls and not {columns.given.get("content") or "content", OTHER_KEYS["content"]} & turn.keys():
+        raise columns.missing(turn, f"turn {number} without a content")
     content = _content(left.pop("content", None), number, needed=not calls)
     learned = read_mark(left, f"turn {number}")
     if learned and role != "assistant":
         raise UnusableError(f"turn {number} is marked to be learned, and of the role {role}: only answers of the assistant are")
-    return Turn(role, content, thought or None, calls, learned is not False, left)
+    return Turn(role, content, thought, calls, learned is not False, left)
+
+
+def _thought(left: dict[str, Any], number: int) -> str | None:
+    """What was thought before the content, which some data have under several keys."""
+    found = {key: left.pop(key) for key in THOUGHTS if isinstance(left.get(key), str)}
+    said = {key: text for key, text in found.items() if text}
+    if len({text.strip() for text in said.values()}) > 1:
+        raise UnusableError(f"turn {number} has several thoughts, {shown(said)}: leave one")
+    return next(iter(said.values()), None)
 
 
 def _role(left: dict[str, Any], number: int, columns: Columns, turn: Mapping[str, Any]) -> tuple[str, str]:
@@ -102,7 +111,8 @@ def read_mark(left: dict[str, Any], what: str) -> bool | None:
     """Whether what has these keys is marked as learned, or as not; None without a mark. UnusableError where it is a part of it,
     or where two marks differ. (OpenAI's weight, axolotl's train and training, verl's trainable, ms-swift's loss.)"""
     marks = {key: left.pop(key) for key in MARKS if key in left}
-    for key, mark in marks.items():
+    for key, given in marks.items():
+        mark = marks[key] = IN_COLUMNS.get(given.strip().lower(), given) if isinstance(given, str) else given
         if mark not in (0, 1) or isinstance(mark, str):
             raise UnusableError(f"{what} has {key}: {shown(mark)}; a turn is learned (1, true) or not (0, false)")
     if len({bool(mark) for mark in marks.values()}) > 1:
@@ -113,10 +123,10 @@ def read_mark(left: dict[str, Any], what: str) -> bool | None:
 def _calls(left: dict[str, Any], number: int) -> tuple[Mapping[str, Any], ...]:
     """The calls of tools, from `tool_calls`, or from the `function_call` of old."""
     own = left.pop("tool_calls", None)
-    if own is None and isinstance(left.get("function_call"), dict):
-        own = [left.pop("function_call")]
     if isinstance(own, str):
         own = from_json(own, f"tool_calls of turn {number}")
+    if own is None and (old := left.pop("function_call", None)):
+        own = [from_json(old, f"function_call of turn {number}") if isinstance(old, str) else old]
     if own is not None and not isinstance(own, list):
         raise UnusableError(f"tool_calls of turn {number} must be a list of mappings, found {shown(own)}")
     return tuple(_call(call, number) for call in own or ())
@@ -158,6 +168,6 @@ def function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 def from_json(text: object, what: str) -> Any:
     """The value of a text. UnusableError where it has none."""
     try:
-        return parse_json(str(text))
+        return parse_json(str(text), inf)
     except ParseError as error:
         raise UnusableError(f"{what} is a text that is {error}: {shown(text)}") from None

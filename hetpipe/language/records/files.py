@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hetpipe.files.messages import InputError, counted, cut, reason, shown
 from hetpipe.files.parsing import ParseError, checked, parse_json
@@ -15,6 +16,7 @@ from hetpipe.language.records.record import TEXT_EXTRA, Record, UnusableError
 COLUMNS = {".csv": ",", ".tsv": "\t"}  # what is between two of them
 KINDS = (".jsonl", ".json", ".parquet", *COLUMNS)
 PACKED = {b"\x1f\x8b": "packed by gzip", b"PK\x03\x04": "a zip file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+BOM = b"\xef\xbb\xbf"  # which also begins each file that was put behind another
 MOST_CHARACTERS = 2**31 - 1  # of a field of a CSV file
 
 
@@ -22,7 +24,7 @@ def records_of(path: Path) -> Iterator[Record]:
     """The records of a file. InputError where it cannot be read at all."""
     try:
         with path.open("rb") as stream:
-            first = stream.read(3).removeprefix(b"\xef\xbb\xbf") + stream.read(4_000)
+            first = stream.read(3).removeprefix(BOM) + stream.read(4_000)
             stream.seek(0)
             for begin, kind in PACKED.items():
                 if first.startswith(begin):
@@ -32,15 +34,22 @@ def records_of(path: Path) -> Iterator[Record]:
                 yield from _parquet(path)
             elif suffix in COLUMNS:
                 yield from _columns(path, stream.read(), COLUMNS[suffix])
-            elif suffix == ".json" and first.lstrip().startswith(b"["):
-                yield from _array(path, stream.read())
+            elif first.lstrip().startswith(b"[") or (suffix == ".json" and _goes_on(stream)):
+                yield from _whole(path, stream.read())
             else:
                 for number, line in enumerate(stream, 1):
-                    yield Record(f"{path}, line {number}", _line(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line))
+                    yield Record(f"{path}, line {number}", _line(line.removeprefix(BOM)))
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read {cut(str(path), 200)}: {reason(error)}") from error
+
+
+def _goes_on(stream: BinaryIO) -> bool:
+    """Whether its first line is no value, so that a value goes over several."""
+    line = stream.readline().removeprefix(BOM)
+    stream.seek(0)
+    return bool(line.strip()) and isinstance(_line(line), UnusableError)
 
 
 def _line(line: bytes) -> Any:
@@ -48,7 +57,7 @@ def _line(line: bytes) -> Any:
     if not line.strip():
         return UnusableError("the line is empty")
     try:
-        return parse_json(line.decode("utf-8").rstrip())
+        return parse_json(line.decode("utf-8").rstrip(), inf)
     except UnicodeDecodeError as error:
         return UnusableError(f"byte {error.start} is not UTF-8")
     except ParseError as error:
@@ -62,12 +71,13 @@ def _decoded(path: Path, content: bytes) -> str:
         raise InputError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
-def _array(path: Path, content: bytes) -> Iterator[Record]:
+def _whole(path: Path, content: bytes) -> Iterator[Record]:
+    """The records of a list, or the only one."""
     try:
-        found = parse_json(_decoded(path, content))
+        found = parse_json(_decoded(path, content), inf)
     except ParseError as error:
-        raise InputError(f"{path} is {error}") from None
-    for number, value in enumerate(found, 1):
+        raise InputError(f"{path} is {error}; expected a list of records, or a record in each line") from None
+    for number, value in enumerate(found if isinstance(found, list) else [found], 1):
         yield Record(f"{path}, record {number}", value)
 
 
@@ -83,7 +93,8 @@ def _columns(path: Path, content: bytes, between: str) -> Iterator[Record]:
             if row:
                 yield Record(f"{path}, line {rows.line_num}", _row(names, row))
     except csv.Error as error:
-        raise InputError(f"{path}, line {rows.line_num}: {error}") from None
+        raise InputError(f"{path}, line {rows.line_num}: {error}; a field that begins with \" ends with it, and has each "
+                         "\" within it twice") from None  # fmt: skip
     finally:
         csv.field_size_limit(before)
 
@@ -110,8 +121,14 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 def plain(row: Any) -> Any:
-    """Columns make a key of each record of what only some have: nothing is no value."""
+    """Columns make a key of each record, and of each mapping in it, of what only some have: nothing is no value."""
     try:
-        return {key: value for key, value in checked(row).items() if value is not None}
+        return _without_nothing(checked(row, inf))
     except ParseError as error:
         return UnusableError(str(error))
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value

@@ -55,7 +55,8 @@ class Source(NamedTuple):
                 found.append(name)
             else:
                 raise InputError(f"there is no file or folder {cut(name, 200)!r} (from {Path.cwd()})")
-        if (double := next((place for place, count in Counter(found).items() if count > 1), None)) is not None:
+        whole = Counter(place if isinstance(place, str) else os.path.abspath(place) for place in found)
+        if (double := next((place for place, count in whole.items() if count > 1), None)) is not None:
             raise InputError(f"{cut(str(double), 200)} is named twice: its records would count twice")
         return found
 

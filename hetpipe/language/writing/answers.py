@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from hetpipe.files.messages import shown
@@ -13,14 +14,17 @@ from hetpipe.language.formats.chats import Chat
 from hetpipe.language.formats.turns import Turn
 from hetpipe.language.marked import Marked, Span
 from hetpipe.language.records.record import UnusableError
+from hetpipe.language.writing.behind import begun_unasked, written_behind
 from hetpipe.language.writing.bounds import Bounds, unwritten
 from hetpipe.language.writing.forms import ADVICE, Fit, Forms
 from hetpipe.language.writing.template import GENERATION, SWITCHES, Template, Thinking
 
 Turns = Literal["auto", "all", "last"]
-LED = re.compile(r"\s*<(think|thinking|thought|reasoning)>.*?</\1>\s*", re.DOTALL | re.IGNORECASE)
+LED = re.compile(r"\s*(?:<(\|?)(think|thinking|thought|reasoning)\1>.*?<\1/\2\1>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL | re.I)
 NO_END = ("answers have no token that ends them, neither by the template nor by the tokenizer (eos_token), so that a model does "
           "not learn to stop there")  # fmt: skip
+AS_TOKENS = ("chats hold special tokens of the tokenizer in what is said, which are read as these tokens, and not as text (an "
+             "end of a turn, say)")  # fmt: skip
 OTHERWISE = ("the template writes earlier answers otherwise when more follows (some leave out what was thought): turns: auto "
              "makes a sample of each answer, turns: last learns the last one only")  # fmt: skip
 
@@ -42,12 +46,20 @@ class Answers:
 
     def __init__(self, template: Template, turns: Turns, thinking: Thinking | None) -> None:
         self.template, self.turns, self.thinking = template, turns, thinking
-        self.bounds, self.end = Bounds(template.tokenizer.special, template.tokenizer.added), template.tokenizer.end_text
+        its = template.tokenizer
+        ends = Bounds(its.special, its.added).tokens(written_behind(template))  # some are not called special
+        self.bounds, self.end = Bounds((*its.special, *ends), its.added), its.end_text
         self.forms, self.told, self.unused = Forms(template), Counter[str](), set[str]()
+
+    @cached_property
+    def unasked(self) -> str:
+        """What the template writes behind the end of the last answer, as the beginning of another that nobody asked for."""
+        return begun_unasked(self.template, self.bounds)
 
     def samples(self, chat: Chat) -> list[Marked]:
         """None where no answer is learned. UnusableError says why a chat cannot be used, or what would be lost of it."""
         self.unused = set()
+        self.told[AS_TOKENS] += any(self.bounds.holds_special(turn.content or "") for turn in chat.turns)
         turns = [self._without_thought(turn) if self.thinking == "off" and turn.is_answer else turn for turn in chat.turns]
         learned = [number for number, turn in enumerate(turns) if turn.is_answer]
         learned = [number for number in (learned[-1:] if self.turns == "last" else learned) if turns[number].learned]
@@ -121,7 +133,12 @@ class Answers:
     def _with(self, turns: Sequence[Turn], chat: Chat, fit: Fit, options: Mapping[str, Any], *, opened: bool) -> Begun | str:
         """Or what is wrong."""
         (text,) = self.template.render([fit.form.hand(turns)], chat.tools, options)
-        (prompt,) = self.template.render([fit.form.hand(turns[:-1])], chat.tools, options, prompt=True)
+        text = text.removesuffix(self.unasked)
+        try:
+            (prompt,) = self.template.render([fit.form.hand(turns[:-1])], chat.tools, options, prompt=True)
+        except UnusableError as error:
+            raise UnusableError(f"turn {len(turns)} answers no prompt that a model could be given ({error}): weight: 0 in this "
+                                "turn leaves it out of what is learned") from error  # fmt: skip
         begin = self.bounds.begin(prompt, text, opened=opened)
         if begin is not None:
             return Begun(text, prompt, begin, fit, chat.tools, options)

@@ -15,7 +15,7 @@ CLOSING = re.compile(r"</(?:think|thinking|thought|reasoning)>|\[/THINK\]", re.I
 
 
 class Bounds:
-    """`special`: the tokenizer's special tokens; `added`: all that are never cut."""
+    """`special`: the tokenizer's special tokens, and others that end turns; `added`: all that are never cut."""
 
     def __init__(self, special: Sequence[str], added: Sequence[str] = ()) -> None:
         self.special = tuple(special)
@@ -24,6 +24,10 @@ class Bounds:
             re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
             for tokens in (special, (*special, *added))
         )
+
+    def tokens(self, text: str) -> list[str]:
+        """The tokens of a text that are never cut, but for white space."""
+        return [token for token in self._whole.findall(text) if token.strip()]
 
     def common(self, one: str, other: str) -> int:
         """How many characters both begin with; no token of either is cut that is none of a text's, and no tag (`<think>`)."""
@@ -83,6 +87,15 @@ class Bounds:
             at += 1
         following = max((token for token in self.special if text.startswith(token, at)), key=len, default="")
         return (at + len(following), True) if following else None
+
+    def first_end(self, text: str) -> int | None:
+        """Where the first special token of a text ends; None where it has none."""
+        found = self._special.search(text)
+        return found.end() if found is not None else None
+
+    def holds_special(self, text: str) -> bool:
+        """Whether a text holds a special token, other than a tag of a thought."""
+        return any(TAGS.fullmatch(token) is None for token in self._special.findall(text))
 
     def only_special(self, text: str) -> bool:
         """Whether a text holds special tokens and white space only."""

@@ -150,9 +150,9 @@ def _shape(turn: Turn, *, last: bool) -> Any:
 def _kinds(value: Any) -> Any:
     """Of what kinds a value is made."""
     if isinstance(value, Mapping):
-        return tuple(sorted({repr(_kinds(inner)) for inner in value.values()}))
+        return "mapping", frozenset(map(_kinds, value.values()))
     if isinstance(value, list | tuple):
-        return ("list", *sorted({repr(_kinds(inner)) for inner in value}))
+        return "list", frozenset(map(_kinds, value))
     return type(value).__name__
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import string
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import lru_cache
@@ -20,9 +21,13 @@ NONE, FILE = "none", "chat_template.jinja"
 SWITCHES = ("enable_thinking", "thinking")  # by which templates are told whether an answer begins with a thought
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
 DATE = date(2024, 7, 26)  # what Llama's templates write where they know none
-_NOW = re.compile(r"strftime_now\s*\(\s*(['\"])(.*?)\1\s*\)")
-_DATES = "hetpipe_dates"
-_FIXED = "{%- macro strftime_now(format) -%}{{ hetpipe_dates[format] }}{%- endmacro %}\n"
+NOW = "strftime_now"  # by which templates ask for the date of today, in a form such as "%d %b %Y"
+_DATES = {f"{plain}{sign}": DATE.strftime(f"%{plain}{sign}") for plain in ("", "-") for sign in string.ascii_letters}
+_FIXED = (
+    "{%- macro strftime_now(format) -%}{{ format.split('%')[0] }}{%- for part in format.split('%')[1:] -%}"
+    "{%- set end = 2 if part[:1] == '-' else 1 -%}{{ hetpipe_dates[part[:end]] }}{{ part[end:] }}"
+    "{%- endfor -%}{%- endmacro %}\n"
+)
 
 
 class Template:
@@ -97,14 +102,13 @@ class Template:
     @property
     def writes_a_date(self) -> bool:
         """Whether it asks for the date of today."""
-        return "strftime_now" in self.text(())
+        return NOW in self.text(())
 
 
 @lru_cache(maxsize=16)
 def _dated(text: str) -> tuple[str, dict[str, dict[str, str]]]:
     """A template that writes `DATE` in the place of the date of today, and what it is given for that."""
-    dates = {form: DATE.strftime(form) for _, form in _NOW.findall(text)}
-    return (f"{_FIXED}{text}", {_DATES: dates}) if dates else (text, {})
+    return (f"{_FIXED}{text}", {"hetpipe_dates": _DATES}) if NOW in text else (text, {})
 
 
 @lru_cache(maxsize=16)
