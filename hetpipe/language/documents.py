@@ -175,8 +175,8 @@ def _tokens(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> Tenso
         for first in range(0, len(parts), TOGETHER):
             group = range(first, min(first + TOGETHER, len(parts)))
             texts = [_decoded(parts[i], cut_off and i == len(parts) - 1) for i in group]
-            told += sum(any(token in text for token in tokenizer.special) for text in texts)
             for numbers in tokenizer.plain(texts):
+                told += not tokenizer.special_numbers.isdisjoint(numbers)
                 found += [torch.tensor(numbers, dtype=torch.int32), end]
                 activity.advance()
     if told and own_rank() == 0:

@@ -33,7 +33,8 @@ class Tokenizer:
     Attributes:
         pad: a token for places that no other sees.
         end: the token that ends a text; None where there is none.
-        special: texts of the tokens that no text has; `added`: with those of other tokens that are never cut.
+        special: texts of the tokens that no text has; `added`: with those of other tokens that are never cut; `special_numbers`:
+            the numbers of the former.
         digest: of its words, and of how it cuts and joins them.
     """
 
@@ -41,7 +42,9 @@ class Tokenizer:
         self.name, self.its = name, _load(name)
         self.end: int | None = self.its.eos_token_id
         self.pad = int(next((n for n in (self.its.pad_token_id, self.end) if n is not None), 0))
-        every = [token for token in self.its.added_tokens_decoder.values() if token.content]
+        by_number = self.its.added_tokens_decoder
+        self.special_numbers = frozenset(number for number, token in by_number.items() if token.special and token.content)
+        every = [token for token in by_number.values() if token.content]
         self.special, self.added = (tuple(sorted({token.content for token in of}))
                                     for of in ([token for token in every if token.special], every))  # fmt: skip
         self.digest = _digest(self.its)
