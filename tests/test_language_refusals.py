@@ -11,7 +11,13 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from hetpipe.hf.replay.tiny import limits_of, tiny
-from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
+from hetpipe.language.apart import (
+    note_of_switch,
+    refuse_looking_ahead,
+    refuse_mixing,
+    refuse_strange,
+    refuse_switch,
+)
 from hetpipe.language.conversations import chat, instructions
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 
@@ -102,6 +108,8 @@ def test_rows_with_samples_on_either_side_of_what_positions_hang_on_are_refused(
         said = refusal(refuse_switch, config=config, reach=reach)
         assert f"as soon as one of them has more than {limit} tokens" in said
         assert f"Take data with pack: false, or a length of {limit} at most" in said
+    assert note_of_switch(config, 3, limit) is note_of_switch(config, limit + 1, 4 * limit) is None
+    assert f"is padded to more than {limit} tokens" in str(note_of_switch(config, limit, limit + 1))
 
 
 def test_samples_are_tried_on_either_side_of_what_a_configuration_names() -> None:

@@ -74,6 +74,17 @@ def refuse_switch(config: Any, reach: tuple[int, int]) -> None:
         )
 
 
+def note_of_switch(config: Any, shortest: int, size: int) -> str | None:
+    """What is said where samples from so few tokens on are padded to as many as `size`, and `switch_of` the model lies between:
+    every plan trains as transformers does on a padded batch, whose longest sample then counts for all."""
+    limit = switch_of(config)
+    if limit is None or not shortest <= limit.value < size:
+        return None
+    return (f"note: in a model of type {config.model_type!r} the positions of all samples of a step change as soon as one of "
+            f"them is padded to more than {limit.value} tokens ({limit.key}), as in transformers: what a short one gives hangs "
+            f"on the longest of its step. A length of {limit.value} at most keeps them as they are")  # fmt: skip
+
+
 def refuse_looking_ahead(model_class: Any, config: Any) -> None:
     """InputError if a small causal language model of transformers, of this configuration, gives other logits for a sample with
     other tokens behind it."""

@@ -20,7 +20,13 @@ from hetpipe.checkpoints.origin.base import check_begun, going_on
 from hetpipe.checkpoints.origin.revision import check_same_revision
 from hetpipe.files.formats import Document, flat
 from hetpipe.files.messages import InputError
-from hetpipe.language.apart import refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
+from hetpipe.language.apart import (
+    note_of_switch,
+    refuse_looking_ahead,
+    refuse_mixing,
+    refuse_strange,
+    refuse_switch,
+)
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, Tensors, as_tuple, named_layers
 from hetpipe.layers.numbers import frozen_low, stays, type_name
@@ -29,6 +35,7 @@ from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_m
 from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.arithmetic import arithmetic
+from hetpipe.processes.environment import own_rank
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.whereabouts import describe_with
@@ -169,7 +176,17 @@ def _refuse_unseen(model: Model, data: DataSplits) -> None:
     if "position_ids" in names:
         for split in splits:
             _refuse_mixed(whole, split, model.inputs)
-    elif isinstance(data.train, Ragged) and "attention_mask" not in names:
+    elif isinstance(data.train, Ragged):
+        _check_padded(whole, data.train, masked="attention_mask" in names)
+
+
+def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:
+    """InputError if a model of transformers would see padding that no mask hides; a note if its positions hang on how much there
+    is."""
+    told = note_of_switch(whole.config, int(data.lengths.min()), data.sizes[-1])
+    if told is not None and own_rank() == 0:
+        warn(told)
+    if not masked:
         from hetpipe.hf.replay.tiny import tiny  # which imports transformers
 
         refuse_looking_ahead(type(whole), tiny(type(whole), whole.config))
