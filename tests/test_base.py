@@ -27,11 +27,11 @@ from hetpipe.layers.model import mse
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.weights import materialise, read_of
 from hetpipe.models import causal_lm
-from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World, alone
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Backend
 from hetpipe.training.start import run_everywhere, train_rank
+from tests.support import runs
 from tests.support.adapted import KINDS
 from tests.support.jobs import Folder
 from tests.support.ranks import make_plan
@@ -251,10 +251,10 @@ def test_a_job_goes_on_beside_the_same_numbers_only(base: Path, tmp_path: Path) 
     materialise(layers)
     assert numbers_of_base(layers, alone()) == found
     job_of(made, folder, {"r": 4, "base": "nf4", "use_dora": True}, ({"cuts": [5], "sizes": [6]},))
-    assert len(run_everywhere(Job.read(file, ["train.steps=3"]), train_rank).losses) == 1
+    assert len(runs.alone(file, "train.steps=3").losses) == 1
     changed(folder, folder)
-    with pytest.raises(RankFailure, match="; layer 'embed' is the first that differs: give the model the weights that it had"):
-        run_everywhere(Job.read(file, ["train.steps=4"]), train_rank)
+    with pytest.raises(InputError, match="; layer 'embed' is the first that differs: give the model the weights that it had"):
+        runs.alone(file, "train.steps=4")
 
 
 def test_readers_compare_what_they_read(base: Path, tmp_path: Path) -> None:
