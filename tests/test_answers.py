@@ -283,6 +283,17 @@ def test_special_tokens_in_what_is_said_are_told(words: Tokenizer, tmp_path: Pat
     assert thought.notes == []
 
 
+def test_answers_that_say_nothing_are_told(words: Tokenizer) -> None:
+    written = Written(words, chats.CHATML)
+    assert written(chat_of("Hi", "", "So?", " ", "Well?", "Yes."))[0].count("«") == 3
+    (note,) = written.notes
+    assert written.answers.told[note] == 2
+    assert note.startswith("answers that are learned are empty")
+    silent = chat_of("Hi", "", "Well?", "Yes.")
+    silent["messages"][1]["weight"] = 0
+    assert Written(words, chats.CHATML)(silent)[0].count("«") == 1
+
+
 def test_a_date_that_a_template_writes_is_the_same_every_day(words: Tokenizer) -> None:
     """A run which is resumed tomorrow would else read other samples."""
     dated = "{{ strftime_now('%d %b %Y') }} {{ strftime_now(\"%Y\") }}\n" + chats.CHATML

@@ -39,6 +39,11 @@ class Turn(NamedTuple):
         """Whether the assistant says it."""
         return self.role == "assistant"
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it has neither content nor calls."""
+        return not (self.content or "").strip() and not self.calls
+
 
 def read_turns(turns: object, columns: Columns, key: str) -> list[Turn]:
     """The turns that stand under this key of a record. UnusableError says what is wrong."""

@@ -25,6 +25,7 @@ NO_END = ("answers have no token that ends them, neither by the template nor by 
           "not learn to stop there")  # fmt: skip
 AS_TOKENS = ("chats hold special tokens of the tokenizer in what is said, which are read as these tokens, and not as text (an "
              "end of a turn, say)")  # fmt: skip
+EMPTY = "answers that are learned are empty: a model learns to say nothing there (weight: 0 leaves an answer out)"
 OTHERWISE = ("the template writes earlier answers otherwise when more follows (some leave out what was thought): turns: auto "
              "makes a sample of each answer, turns: last learns the last one only")  # fmt: skip
 
@@ -65,6 +66,7 @@ class Answers:
         learned = [number for number in (learned[-1:] if self.turns == "last" else learned) if turns[number].learned]
         if not learned:
             return []
+        self.told[EMPTY] += sum(turns[number].says_nothing for number in learned)
         turns = turns[: learned[-1] + 1]
         own = chat._replace(turns=tuple(turns))
         found = self._samples(own, learned)
