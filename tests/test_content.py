@@ -23,12 +23,14 @@ from torch.utils.data import Dataset, TensorDataset
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hetpipe
-from hetpipe.building.content import content_of
+from hetpipe.building.content import FEW, MANY, content_of
+from hetpipe.building.datasets import DataSplits
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
 from hetpipe.checkpoints.origin.base import pinned_base
 from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.origin.configured import config_of
+from hetpipe.checkpoints.own.facts import content_in
 from hetpipe.checkpoints.resume import check_data, compare, identity
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
@@ -38,6 +40,7 @@ from hetpipe.finetune.looked import look
 from hetpipe.language.conversations import chat
 from hetpipe.layers.model import cross_entropy, mse
 from hetpipe.layers.weights import materialise
+from hetpipe.processes.world import alone as one_rank
 from hetpipe.spec.job import Job
 from hetpipe.training.session import open_session
 from tests.support.chats import chat_of, lines
@@ -335,7 +338,7 @@ def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, mo
         job = {"train.optimizer.name": "SGD", "train.optimizer.lr": 0.1, "train.global_batch": 6, "train.seed": engine.seed}
         unscheduled: dict[str, Any] = {"scheduler": None, "scheduler_state": None, "scheduled": []}
         state = {**STATE, **unscheduled, "optimizer": "SGD",
-                 "data": content_of(rows, {}, most=32).model_dump(mode="json"), "job": job}  # fmt: skip
+                 "data": content_of(rows, {}).model_dump(mode="json"), "job": job}  # fmt: skip
         checkpoint.save("of-a-job", 7, engine.stage, optimizer, state, engine.world, keep=1)
         with pytest.raises(InputError, match=r"is of other data: sample 0 is another. Set back what has changed to go on, or"):
             hetpipe.load_checkpoint(engine, optimizer, "of-a-job", data=others)
@@ -368,17 +371,40 @@ class Drawn(Dataset[Any]):
 
 
 def test_samples_of_other_data_sets_are_looked_at_by_a_stride() -> None:
-    own = content_of(Drawn(), {}, most=32)
+    own = content_of(Drawn(), {})
     assert own.whole is None
     assert own.looked_at is not None
     numbers = [looked.number for looked in own.looked_at]
-    assert (numbers[0], numbers[-1], len(numbers)) == (0, 199, 32)
-    assert content_of(Drawn(), {}, most=32).other(own) == ""
+    assert (numbers[0], numbers[-1], len(numbers)) == (0, 199, 31)
+    assert content_of(Drawn(), {}).other(own) == ""
     for number in numbers[::5]:
-        assert content_of(Drawn(other=number), {}, most=32).other(own) == f"sample {number} is another"
-        assert content_of(Drawn(other=number, shift=1e-9), {}, most=32).other(own) == "", "rounding of another processor"
-    assert "there were 200 samples to train on, and there are 199" in content_of(Drawn(199), {}, most=32).other(own)
+        assert content_of(Drawn(other=number), {}).other(own) == f"sample {number} is another"
+        assert content_of(Drawn(other=number, shift=1e-9), {}).other(own) == "", "rounding of another processor"
+    assert "there were 200 samples to train on, and there are 199" in content_of(Drawn(199), {}).other(own)
     assert "samples are of another kind" in content_of(Rows(), {}).other(own)
+
+
+def test_many_samples_are_looked_at_by_one_rank_and_by_a_loop_once() -> None:
+    """The few of each other rank are among those of the first."""
+    few, many = content_of(Drawn(), {}, most=FEW), content_of(Drawn(), {})
+    numbers = [{looked.number for looked in own.looked_at or ()} for own in (few, many)]
+    assert len(numbers[0]) == FEW
+    assert numbers[0] < numbers[1]
+    assert content_of(Drawn(other=0), {}, most=FEW).other(many) == "sample 0 is another"
+
+    read = list[int]()
+
+    class Counted(Drawn):
+        def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+            read.append(number)
+            return super().__getitem__(number)
+
+    data = Counted()
+    assert content_in(data, one_rank()) == content_in(DataSplits(train=data), one_rank()) == many
+    assert len(read) < 2 * MANY
+    assert content_in(None, one_rank()) is None
+    with pytest.raises(InputError, match="data is a int: give a map-style data set"):
+        content_in(3, one_rank())
 
 
 class Rows(Drawn):

@@ -78,7 +78,7 @@ def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_i
 ) -> None:
     """They came late from a server that is gone; what rank 0 saw was that nothing came of rank 1."""
     folder = Folder(tmp_path)
-    data = {"target": "tests.support.user_parts:stuck", "args": {"call": 56}}  # in its second step, after 36 that were looked at
+    data = {"target": "tests.support.user_parts:stuck", "args": {"call": 28}}  # in its second step
     folder.ready(rows=PIPELINE_AND_ONE, data=data, train=train(steps=500), checkpoint={"folder": "saved", "every_steps": 1})
     ended = hetpipe("train", "job.yaml", folder=tmp_path, step_seconds=8)
     assert (ended.code, ended.leftover) == (1, [])

@@ -18,7 +18,7 @@ from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
 
-FEW, MANY = 4, 32  # samples that are looked at, of data that cannot be looked at as a whole
+FEW, MANY = 4, 31  # samples that are looked at, of data that cannot be looked at as a whole; the few are among the many
 ROUNDED = 1e-5  # by which what another processor has computed may differ, of the sum of all numbers
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
@@ -78,12 +78,13 @@ class Content(Strict):
         return ", and ".join(told)
 
     def _other_sample(self, than: Content) -> int | None:
-        pairs = zip(self.looked_at or (), than.looked_at or (), strict=False)
-        return next((own.number for own, was in pairs if own.number == was.number and not own.is_alike(was)), None)
+        before = {looked.number: looked for looked in than.looked_at or ()}
+        alike = ((own.number, own.is_alike(before[own.number])) for own in self.looked_at or () if own.number in before)
+        return next((number for number, same in alike if not same), None)
 
 
-def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = FEW) -> Content:
-    """Of a data set of which at most so many samples are looked at, where it is not looked at as a whole."""
+def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = MANY) -> Content:
+    """Describe a data set: as a whole where it has digests, else by at most so many of its samples."""
     size, source = len(data), data if isinstance(data, Digested) else getattr(data, "samples", data)  # type: ignore[arg-type]
     made: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in made_of.items()}
     if isinstance(source, Digested):
@@ -97,10 +98,11 @@ def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = FEW)
     return Content(samples=size, looked_at=tuple(found.values()) if same else None, **made)
 
 
-def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, most: int = FEW) -> Content:
-    """The same on all ranks: InputError on every rank if they read other data. A note if samples are others each time they are
-    read, though under one seed. Collective."""
-    own = content_of(data, made_of, most=most)
+def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, saved: bool = False) -> Content:
+    """Describe the data that all ranks read; of those that a checkpoint will describe (`saved`), the main rank looks at many
+    samples. InputError on every rank if ranks read other data. A note if samples differ each time they are read under one seed.
+    Collective."""
+    own = content_of(data, made_of, most=MANY if saved and world.is_main else FEW)
     if own.looked_at is None and world.is_main:
         warn(
             f"note: samples of {type(data).__name__} are others each time they are read, though under one seed: it draws "
@@ -115,7 +117,8 @@ def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, 
                 f"the ranks read other data: {told} on {where}, beside rank {world.ranks[0]}; give all hosts the same files, and "
                 "read them in one order (sorted(os.listdir(…)))"
             )
-    return own
+    content: Content = every[0]
+    return content
 
 
 def _looked(data: MapDataset, numbers: Sequence[int]) -> Iterator[Looked]:

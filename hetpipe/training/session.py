@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hetpipe.building.build import build_data, build_model, check_training
-from hetpipe.building.content import FEW, MANY, Content, same_content
+from hetpipe.building.content import Content, same_content
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
@@ -156,7 +156,7 @@ def open_session(job: Job) -> Session:
         with showing_others(activity):
             check_same_revision(model.layers, world)
             check_begun(job, world)
-            content = same_content(data.train, data.made_of, world, most=MANY if job.checkpoint is not None else FEW)
+            content = same_content(data.train, data.made_of, world, saved=job.checkpoint is not None)
     return Session(
         job=job, world=world, cluster=cluster, model=model, data=data, content=content, found=job.cluster is None,
         seed=job.train.seed, held=job.train.dtype,

@@ -58,7 +58,7 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     base = {"base": found, "adapter": adapter_keys(engine.layers), "adapter_names": adapter_names(engine.layers)} if (
         found := base_of(engine.layers)) is not None else {}
     base |= numbers_key(numbers_of_base(engine.layers, world, engine.stage))
-    content = world.together(lambda: content_in(data))
+    content = content_in(data, world)
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
     extra |= {"loop": world.first(loop_facts(engine, optimizer))}
     extra |= {"data": content.model_dump(mode="json")} if content is not None else {}
@@ -100,7 +100,7 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     state = world.together(lambda: read_saved(newest))
     world.together(lambda: check_adapted(state, list(engine.layers), newest))
     check_numbers(state.base_numbers, numbers_of_base(engine.layers, world, engine.stage), newest)
-    content, facts = world.together(lambda: content_in(data)), loop_facts(engine, optimizer)
+    content, facts = content_in(data, world), loop_facts(engine, optimizer)
     world.together(lambda: refuse_other_data(state.data, content, newest, "name another folder to start anew"))
     saved = state.loop if isinstance(state, LoopState) else facts_of_job(state)
     note = world.together(lambda: note_of_change(saved, facts, newest))

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hetpipe.building.content import Content, content_of
 from hetpipe.building.datasets import DataSplits
@@ -18,9 +20,9 @@ from hetpipe.checkpoints.origin.configured import CONFIG, config_of
 from hetpipe.checkpoints.training_state import TrainerState
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.layers.transforms import uncompiled
+from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
 
-MANY = 32  # samples that are looked at, of data that are not looked at as a whole
 OPTIMIZER = "optimizer"
 
 
@@ -62,14 +64,31 @@ def note_of_change(saved: Mapping[str, Any] | None, own: Mapping[str, Any], chec
     return f"note: the loop has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"
 
 
-def content_in(data: object) -> Content | None:
-    """Of the data that a loop gives: a data set, or DataSplits. InputError where it is none."""
+def content_in(data: object, world: World) -> Content | None:
+    """Describe the data that a loop gives, a data set or DataSplits, as the main rank reads them; None where it gives none.
+    InputError on every rank if they are no data set. Collective."""
+    found = list[Content | None]()
+    world.on_main(lambda: found.append(_content(data)))
+    content: Content | None = world.first(found[0] if found else None)
+    return content
+
+
+def _content(data: object) -> Content | None:
     if data is None:
         return None
     train: Any = data.train if isinstance(data, DataSplits) else data
     if not (hasattr(train, "__len__") and hasattr(train, "__getitem__")) or len(train) == 0:
         raise InputError(f"data is a {type(data).__name__}: give a map-style data set that has samples, or DataSplits")
-    return content_of(train, data.made_of if isinstance(data, DataSplits) else {}, most=MANY)
+    made_of = data.made_of if isinstance(data, DataSplits) else {}
+    if not isinstance(train, Dataset):
+        return content_of(train, made_of)  # a list, say, to which nothing refers weakly
+    known: Content | None = _KNOWN.get(train)
+    if known is None or known.samples != len(train):  # type: ignore[arg-type]
+        _KNOWN[train] = known = content_of(train, made_of)
+    return known
+
+
+_KNOWN = WeakIdKeyDictionary()  # data set → its content: each checkpoint of a loop says it
 
 
 def _plain(value: Any) -> Any:
