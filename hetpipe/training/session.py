@@ -13,29 +13,20 @@ import torch
 
 from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.building.content import Content, same_content
-from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
-from hetpipe.building.fused import WithLabels
 from hetpipe.checkpoints.origin.base import check_begun, going_on
 from hetpipe.checkpoints.origin.revision import check_same_revision
 from hetpipe.files.formats import Document, flat
 from hetpipe.files.messages import InputError
-from hetpipe.language.apart import (
-    note_of_switch,
-    refuse_looking_ahead,
-    refuse_mixing,
-    refuse_strange,
-    refuse_switch,
-)
+from hetpipe.hf.replay.rows import refuse_unseen
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
-from hetpipe.layers.model import Model, Tensors, as_tuple, named_layers
+from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, stays, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.arithmetic import arithmetic
-from hetpipe.processes.environment import own_rank
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.whereabouts import describe_with
@@ -151,7 +142,7 @@ def open_session(job: Job) -> Session:
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
         model = build_model(job, data.train, data.names)
-        _refuse_unseen(model, data)
+        refuse_unseen(model, data)
         activity.say("waiting for the other ranks")
         with showing_others(activity):
             check_same_revision(model.layers, world)
@@ -161,46 +152,6 @@ def open_session(job: Job) -> Session:
         job=job, world=world, cluster=cluster, model=model, data=data, content=content, found=job.cluster is None,
         seed=job.train.seed, held=job.train.dtype,
     )  # fmt: skip
-
-
-def _refuse_unseen(model: Model, data: DataSplits) -> None:
-    """InputError if a model of transformers would see samples beside one in its row, or padding behind it, or if it does not know
-    the words that there are."""
-    whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
-    if whole is None:
-        return
-    splits = [each.samples if isinstance(each, WithLabels) else each for each in (data.train, data.test) if each is not None]
-    names = data.names or ("attention_mask",)
-    for split in splits:
-        refuse_strange(whole.config, split)
-    if "position_ids" in names:
-        for split in splits:
-            _refuse_mixed(whole, split, model.inputs)
-    elif isinstance(data.train, Ragged):
-        _check_padded(whole, data.train, masked="attention_mask" in names)
-
-
-def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:
-    """InputError if a model of transformers would see padding that no mask hides; a note if its positions hang on how much there
-    is."""
-    told = note_of_switch(whole.config, int(data.lengths.min()), data.sizes[-1])
-    if told is not None and own_rank() == 0:
-        warn(told)
-    if not masked:
-        from hetpipe.hf.replay.tiny import tiny  # which imports transformers
-
-        refuse_looking_ahead(type(whole), tiny(type(whole), whole.config))
-
-
-def _refuse_mixed(whole: Any, split: Any, inputs: Tensors) -> None:
-    """InputError if a model of transformers would see samples beside one in its row. Data that do not say how long their samples
-    are may have any in rows of this length."""
-    from hetpipe.hf.replay.tiny import limits_of, tiny
-
-    reach = getattr(split, "reach", (1, as_tuple(inputs)[0].shape[-1]))
-    refuse_switch(whole.config, reach)
-    small = tiny(type(whole), whole.config)
-    refuse_mixing(type(whole), small, limits_of(whole.config, small, reach))
 
 
 def prepare(

@@ -1,0 +1,56 @@
+"""Whether a model of transformers takes the rows of a job's data as samples of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hetpipe.building.data import Ragged
+from hetpipe.building.datasets import DataSplits
+from hetpipe.building.fused import WithLabels
+from hetpipe.hf.replay.tiny import limits_of, tiny
+from hetpipe.language.apart import (
+    note_of_switch,
+    refuse_looking_ahead,
+    refuse_mixing,
+    refuse_strange,
+    refuse_switch,
+)
+from hetpipe.layers.model import Model, Tensors, as_tuple
+from hetpipe.processes.environment import own_rank
+from hetpipe.processes.progress import warn
+
+
+def refuse_unseen(model: Model, data: DataSplits) -> None:
+    """InputError if a model of transformers would see samples beside one in its row, or padding behind it, or if it does not know
+    the words that there are."""
+    whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
+    if whole is None:
+        return
+    splits = [each.samples if isinstance(each, WithLabels) else each for each in (data.train, data.test) if each is not None]
+    names = data.names or ("attention_mask",)
+    for split in splits:
+        refuse_strange(whole.config, split)
+    if "position_ids" in names:
+        for split in splits:
+            _refuse_mixed(whole, split, model.inputs)
+    elif isinstance(data.train, Ragged):
+        _check_padded(whole, data.train, masked="attention_mask" in names)
+
+
+def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:
+    """InputError if a model of transformers would see padding that no mask hides; a note if its positions hang on how much there
+    is."""
+    told = note_of_switch(whole.config, int(data.lengths.min()), data.sizes[-1])
+    if told is not None and own_rank() == 0:
+        warn(told)
+    if not masked:
+        refuse_looking_ahead(type(whole), tiny(type(whole), whole.config))
+
+
+def _refuse_mixed(whole: Any, split: Any, inputs: Tensors) -> None:
+    """InputError if a model of transformers would see samples beside one in its row. Data that do not say how long their samples
+    are may have any in rows of this length."""
+    reach = getattr(split, "reach", (1, as_tuple(inputs)[0].shape[-1]))
+    refuse_switch(whole.config, reach)
+    small = tiny(type(whole), whole.config)
+    refuse_mixing(type(whole), small, limits_of(whole.config, small, reach))
