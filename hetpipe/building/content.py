@@ -28,8 +28,8 @@ class Digested(Protocol):
     """A data set that is in memory, and cheap to look at as a whole."""
 
     def digests(self) -> tuple[str, str | None]:
-        """Of all samples in their order, and of all in any order (None: where they have none but this), 32 hexadecimal digits
-        each."""
+        """Return two digests of 32 hexadecimal digits each: of all samples in their order, and of all in any order (None
+        where they have no other order)."""
         ...
 
 
@@ -50,9 +50,10 @@ class Looked(Strict):
 
 
 class Content(Strict):
-    """Of the samples to train on: how many, a digest of all in their order and one of all in any order, where these are at hand,
-    or some that were looked at (None: each is another whenever it is read); and what they were made of: digests of a tokenizer
-    and of a template of chats, and the tokens that end what is learned."""
+    """What is known of the data to train on. `samples` is their number. `whole` is a digest of all samples in their order,
+    and `unordered` one in any order, where the data have digests; else `looked_at` are some of the samples (None: they differ
+    each time they are read). `tokenizer`, `template` and `ends` (the tokens that end what is learned) say what the samples
+    were made of."""
 
     samples: Count
     whole: Digest | None = None
@@ -130,7 +131,7 @@ def _looked(data: MapDataset, numbers: Sequence[int]) -> Iterator[Looked]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """All that is no list, tuple or mapping in a sample."""
+    """Yield the keys of mappings, and every value that is no list, tuple or mapping."""
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
             yield str(key)
@@ -161,7 +162,7 @@ def _note(value: Any, own: Any, sums: list[tuple[float, float]]) -> None:
 
 
 def digest_of_tensors(tensors: Iterable[Tensor]) -> str:
-    """Of types, shapes and all numbers, in memory."""
+    """Return a digest of the types, shapes and all numbers of tensors in memory."""
     own = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         own.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

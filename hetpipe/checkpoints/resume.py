@@ -113,7 +113,7 @@ def check_data(job: Job, content: Content, world: World) -> None:
 
 @contextmanager
 def _not_from_it() -> Iterator[None]:
-    """Where a checkpoint is refused, the refusal says what the run could go on from."""
+    """Say what the run could resume from, where its newest checkpoint is refused."""
     try:
         yield
     except InputError:

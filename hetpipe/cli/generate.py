@@ -121,7 +121,7 @@ def _keys(job: Job) -> Mapping[str, Any]:
 
 
 def _with_base_of(job: Job, said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the job's name of the base, which may have been moved since: whether it is the same is looked at."""
+    """Replace the base's name by the job's, since the base may have been moved. Whether it is the same is compared later."""
     from hetpipe.checkpoints.origin.revision import KEY, WEIGHTS
 
     own = job.model.args.get("weights")

@@ -57,7 +57,7 @@ class Asked:
 
     @property
     def adapter_keys(self) -> dict[str, Any] | None:
-        """Of the section `adapter`; None where all parameters train."""
+        """Return the keys of the section `adapter`; None where all parameters train."""
         if self.adapter is not None:
             return {"weights": self.adapter}
         lora = parse_lora(self.lora if self.lora is not None else DEFAULT)

@@ -115,8 +115,9 @@ def schedule(steps: int) -> dict[str, Any]:
 
 
 class ModelFacts(NamedTuple):
-    """Of a model: for how many tokens it has positions (None: any number, or not known), and whether it tells samples in a row
-    apart; `switch`: of samples of up to so many tokens, and of longer ones, it takes positions otherwise (None: of none)."""
+    """What is known of a model: `positions`, how many tokens it takes (None: any number, or not known), and whether it tells
+    samples in a row apart. `switch` is the length behind which the positions of all samples in a micro-batch change (None:
+    they never do)."""
 
     positions: int | None = None
     apart: bool = False
@@ -124,8 +125,9 @@ class ModelFacts(NamedTuple):
 
 
 class DataFacts(NamedTuple):
-    """Of the data: samples to train on and held out, tokens of the former, how many of them are learned, and the longest sample
-    of all (None: not known). `lengths`: of those to train on, where they are of different lengths."""
+    """What is known of the data: how many samples train and how many are held out, the tokens of the former, how many of
+    these are learned, and the longest sample of all (None: not known). `lengths` are those of the samples that train, where
+    they differ."""
 
     train: int
     test: int

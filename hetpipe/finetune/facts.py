@@ -38,7 +38,7 @@ def model_facts(model: Mapping[str, Any]) -> ModelFacts:
 
 
 def data_facts(splits: DataSplits) -> DataFacts:
-    """Of data that were read as they are, one sample in a row."""
+    """Describe data that were read as they are, one sample in a row."""
     train: Any = splits.train
     test: Any = splits.test
     held = len(test) if test is not None else 0

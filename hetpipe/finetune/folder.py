@@ -53,7 +53,7 @@ def continued(asked: Asked, made: Made) -> Made:
 
 
 def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
-    """With the schedule that the run had; or, where the command gives it more steps, with another one from here on."""
+    """Give the job the schedule that the run had; where the command adds steps, another schedule begins here."""
     if state.step > made.steps:
         raise InputError(f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
                          f"{_instead(asked, made.job, 'anew')}")  # fmt: skip
@@ -82,7 +82,7 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
 
 
 def _with_base(asked: Asked, keys: dict[str, Any], state: TrainerState) -> dict[str, Any]:
-    """With what does not train held as the run has it, where the command does not say how: that hangs on the devices."""
+    """Hold what does not train as the run holds it, where the command does not say how: the default depends on the devices."""
     was, section = (state.job or {}).get(HELD), keys.get("adapter")
     said = asked.base is not None or any(text.startswith("adapter") for text in asked.settings)
     if said or was is None or section is None or section.get("base") in (None, was):

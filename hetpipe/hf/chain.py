@@ -158,7 +158,8 @@ class Origin:
 
     @cached_property
     def configuration(self) -> dict[str, Any]:
-        """In plain values, by keys as `rope_parameters.rope_theta`; without what nothing is computed by."""
+        """Return the configuration in plain values, by keys such as `rope_parameters.rope_theta`, without those that no
+        computation uses."""
         said = {key: value for key, value in self.model.config.to_dict().items() if key not in (*_FREE, *_LABELS)}
         plain: dict[str, Any] = json.loads(json.dumps(said, default=str))
         return dict(flat(plain))

@@ -48,9 +48,8 @@ def refuse_mixing(model_class: Any, config: Any, limits: Sequence[Limit] = ()) -
 
 
 def switch_of(config: Any) -> Limit | None:
-    """Of how many tokens the longest sample beside one may be, for its positions to stay what they are: rotary positions of the
-    types longrope and dynamic are of other frequencies for a micro-batch in which a sample is longer. None where there is no
-    such number."""
+    """Return the length behind which the positions of all samples in a micro-batch change: the rotary positions of the types
+    longrope and dynamic have other frequencies as soon as one sample is longer. None where there is no such length."""
     own = config.get_text_config()
     parts = getattr(own, "rope_parameters", None) or {}
     for given in (parts, *(part for part in parts.values() if isinstance(part, dict))):
@@ -115,7 +114,7 @@ def refuse_strange(config: Any, data: Any) -> None:
 
 
 def seen_ahead(model_class: Any, config: Any) -> float:
-    """By how much, of the largest, logits of a small model differ that has other tokens behind them."""
+    """Return by how much the logits of a small model change, relative to the largest, when other tokens follow."""
     with _small(model_class, config) as (model, words):
         tokens = torch.randint(words // 2, words, (1, sum(LENGTHS)))
         other = tokens.clone()

@@ -36,7 +36,7 @@ class Windows(Samples):
         return max(0, (len(self.text) - 1) // self.context)
 
     def digests(self) -> tuple[str, None]:
-        """Of the text, and of how it is cut."""
+        """Return a digest of the text and of how it is cut, and none in any order."""
         return digest_of_tensors([self.text, torch.tensor([self.context])]), None
 
     def gather(self, indices: Tensor) -> Sample:

@@ -1,4 +1,4 @@
-"""From records to samples: what cannot be used is told by its place, what is cut or left out by its number."""
+"""Readers make samples of records. They tell what cannot be used by its place, and count what is cut or left out."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Shape:
             require_count("each of sizes", size, self.what)
 
     def splits(self, sequences: Sequences, groups: Tensor, pad: int, made_of: Mapping[str, Any]) -> DataSplits:
-        """Those to train on and those held out, spread evenly; samples of one group, numbers from 0 on, stay together. `made_of`:
-        see `DataSplits`."""
+        """Split the samples into those to train on and those held out, spread evenly. Samples of one group, numbered from
+        0, stay together. `made_of`: see `DataSplits`."""
         held = held_out(int(groups[-1]) + 1, self.test_fraction)[groups]
         train, test = sequences.select(~held), sequences.select(held) if bool(held.any()) else None
         if self.pack:
@@ -97,7 +97,7 @@ class Texts:
     templated: bool | None
 
     def samples(self, value: Any) -> tuple[list[Marked], set[str]]:
-        """Of a record, and the keys of it that nothing reads. UnusableError says why it cannot be used."""
+        """Return the samples of a record, and the keys that nothing reads. UnusableError says why it cannot be used."""
         if isinstance(value, UnusableError):
             raise value
         found = read_record(value, self.columns, templated=self.templated if self.answers is not None else False)
@@ -225,11 +225,11 @@ class Gathered:
         self.records.append(record)
 
     def sequences(self) -> Sequences:
-        """All of them."""
+        """Return all samples so far."""
         tokens, targets = (torch.frombuffer(numbers, dtype=torch.int32) for numbers in (self.tokens, self.targets))
         return Sequences(tokens, targets, torch.frombuffer(self.lengths, dtype=torch.int64))
 
     def groups(self) -> Tensor:
-        """Of each sample the number of its record, among those that have one: int64 [samples]."""
+        """Return the number of each sample's record, among those that have a sample: int64 [samples]."""
         numbers = torch.frombuffer(self.records, dtype=torch.int64)
         return (numbers.diff(prepend=numbers[:1]) != 0).cumsum(0)

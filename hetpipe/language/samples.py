@@ -47,7 +47,7 @@ class Sequences:
         return self.tokens[own].long(), self.targets[own].long()
 
     def digests(self) -> tuple[str, str]:
-        """Of all samples in their order, and in any (see `hetpipe.building.content.Digested`)."""
+        """Return digests of all samples in their order, and in any (see `hetpipe.building.content.Digested`)."""
         every, whole = list[bytes](), hashlib.blake2b(self.lengths.numpy().data, digest_size=16)
         tokens, targets = (part.contiguous().numpy().data for part in (self.tokens, self.targets))
         begin = 0
@@ -60,7 +60,7 @@ class Sequences:
         return whole.hexdigest(), hashlib.blake2b(b"".join(sorted(every)), digest_size=16).hexdigest()
 
     def select(self, chosen: Tensor) -> Sequences:
-        """Those that are chosen: bool [samples]."""
+        """Return the chosen samples: bool [samples]."""
         every = chosen.repeat_interleave(self.lengths)
         return Sequences(self.tokens[every], self.targets[every], self.lengths[chosen])
 
@@ -82,7 +82,7 @@ class Padded(Dataset[Any]):
 
     @property
     def lengths(self) -> Tensor:
-        """Of the samples, int64 [samples]."""
+        """Return the lengths of the samples, int64 [samples]."""
         return self.sequences.lengths
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Padded(Dataset[Any]):
         return self.sequences[index]
 
     def digests(self) -> tuple[str, str]:
-        """Of the samples, whatever they are padded to."""
+        """Return digests of the samples, whatever they are padded to."""
         return self.sequences.digests()
 
     def padded(self, samples: Sequence[tuple[Tensor, Tensor]], size: int) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
@@ -117,11 +117,11 @@ class Packed(Dataset[Any]):
 
     @property
     def reach(self) -> tuple[int, int]:
-        """From how few to how many tokens a sample has."""
+        """Return how many tokens the shortest and the longest sample have."""
         return int(self.sequences.lengths.min()), self.positions
 
     def digests(self) -> tuple[str, str]:
-        """Of the samples in their rows, and of the samples."""
+        """Return a digest of the samples in their rows, and one of the samples in any order."""
         whole, unordered = self.sequences.digests()
         rows = digest_of_tensors([self.samples, self.ends, torch.tensor([self.length])])
         return hashlib.sha256(f"{whole} {rows}".encode()).hexdigest()[:32], unordered

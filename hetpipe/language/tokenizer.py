@@ -67,7 +67,7 @@ class Tokenizer:
         return str(self.its.eos_token) if self.end is not None else None
 
     def tokens(self, texts: Sequence[Marked]) -> list[Tokens]:
-        """Of each text."""
+        """Return the tokens of each text."""
         found = list[Tokens | None]([None] * len(texts))
         for whole, of in ((True, self._whole), (False, self._literal)):
             numbers = [i for i, marked in enumerate(texts) if marked.whole is whole]
@@ -76,7 +76,7 @@ class Tokenizer:
         return [tokens for tokens in found if tokens is not None]
 
     def _whole(self, texts: Sequence[Marked]) -> list[Tokens]:
-        """Of texts that hold all their special tokens, as templates write them."""
+        """Tokenize texts that hold all their special tokens, as templates write them."""
         with _threads():
             found = self.its([marked.text for marked in texts], add_special_tokens=False, verbose=False)
         every = []
@@ -114,7 +114,8 @@ class Tokenizer:
         return (numbers, places) if whole == "".join(apart) else None  # none with a space put before it
 
     def _literal(self, texts: Sequence[Marked]) -> list[Tokens]:
-        """Of texts whose last part is learned, and the end behind it; the tokenizer's own special tokens before them."""
+        """Tokenize texts whose last part is learned, with the end behind it and the tokenizer's own special tokens before
+        them."""
         end = self.required_end()
         with _threads():
             found = self.its([marked.text for marked in texts], verbose=False)
@@ -175,7 +176,7 @@ def _with_spaces(backend: Any) -> None:
 
 
 def _digest(its: Any) -> str:
-    """Of what makes tokens of texts: words, rules, special tokens."""
+    """Return a digest of what makes tokens of texts: words, rules, special tokens."""
     backend = json.loads(its.backend_tokenizer.to_str())
     model = backend.pop("model")
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model.pop("merges", None) or ()]

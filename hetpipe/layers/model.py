@@ -56,12 +56,12 @@ def row_shapes(value: Tensors) -> RowShapes:
 
 
 def numbers_of(value: Tensors) -> int:
-    """Of one sample's tensors."""
+    """Return the bytes of one sample's tensors."""
     return sum(math.prod(shape) for shape in row_shapes(value))
 
 
 def sample_bytes(value: Tensors) -> int:
-    """Of one sample's tensors."""
+    """Return the bytes of one sample's tensors."""
     return sum(t[:1].numel() * t.element_size() for t in as_tuple(value))
 
 

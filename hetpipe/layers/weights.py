@@ -135,13 +135,13 @@ def _note_read(layer: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def read_of(layer: nn.Module) -> Mapping[str, str]:
-    """Of a layer that adapters were added to: hashes of the tensors that were read for it in this process, as they were written,
-    by the names that they had then."""
+    """Return hashes of the tensors that were read in this process for a layer with adapters, by the names that they had as
+    the layer was written."""
     return _READ.get(uncompiled(layer), {})
 
 
 def numbers_hash(tensor: Tensor) -> str:
-    """Of its type, its shape and all its numbers."""
+    """Return a hash of the type, the shape and all numbers of a tensor."""
     text = repr((str(tensor.dtype), tuple(tensor.shape), int(fingerprint([tensor.detach()]))))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -65,7 +65,7 @@ class ForwardEngine(Holder, ABC):
 
     @property
     def numbers(self) -> int:
-        """Of the inputs of a sample of the last batch."""
+        """Return how many numbers the inputs of a sample of the last batch have."""
         return sum(map(prod, self._shapes))
 
     @abstractmethod

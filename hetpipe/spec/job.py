@@ -366,7 +366,7 @@ class Job(Document):
                 check_output(Path(self.log.folder) / name)
 
     def export_place(self) -> Path | None:
-        """Where the weights go (see `ExportSection.place`); None where they do not."""
+        """Return where the weights go (see `ExportSection.place`); None where they are not exported."""
         own = [section.folder for section in (self.checkpoint, self.log) if section is not None]
         return self.export.place(*own) if self.export is not None else None
 

@@ -361,7 +361,7 @@ class Profile(Document):
         return self._per_layer("saved_bytes_per_sample", tensor_parallel, device_type)
 
     def first_saved_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
-        """The same where the layer is the first of a stage, [L]."""
+        """Return the same for a layer that is the first of a stage, [L]."""
         own = self.measurement(device_type, tensor_parallel) if device_type else None
         if own is not None and own.saved_bytes_per_sample is not None:
             return np.array(own.first_saved_bytes_per_sample or own.saved_bytes_per_sample, dtype=np.float64)

@@ -72,8 +72,8 @@ class Loop:
             self.saved = Saved(job=job, section=job.checkpoint, run=self.state, content=session.content)
 
     def run(self, predicted: Timeline | None = None, lengths: Sequence[LengthFactor] = ()) -> TrainResult:
-        """All steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it did.
-        `predicted`: the mean step, from which others differ as a profile's `lengths` say."""
+        """Run all steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it
+        did. `predicted`: the mean step; the `lengths` of a profile say how others differ."""
         start = self._resume()
         self.metrics.begin(start, predicted, lengths)
         with attending(self.engine.world, self._facts(start)) as observers:

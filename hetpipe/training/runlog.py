@@ -57,8 +57,8 @@ class TrainResult:
 
     @property
     def usual_step_seconds(self) -> float:
-        """Of the steady steps: the median; where samples have other lengths from step to step the mean, each of these steps as
-        long as the median of its length."""
+        """Return the seconds of a usual step: the median of the steady steps; where the lengths of samples differ from
+        step to step, the mean, in which each step counts as the median of its length."""
         alike: dict[int, list[float]] = {}
         for numbers, seconds in zip(self.steady_numbers, self.steady_seconds, strict=True):
             alike.setdefault(numbers, []).append(seconds)
@@ -74,7 +74,7 @@ class TrainResult:
 
     @property
     def steady_numbers(self) -> list[int]:
-        """Of a sample in each of the steady steps."""
+        """Return how many numbers a sample has in each of the steady steps."""
         return _steady(self.step_numbers[: len(self.step_seconds)] or [0] * len(self.step_seconds))
 
     @property

@@ -52,16 +52,17 @@ def is_adapted(layer: nn.Module) -> bool:
 
 
 def pinned_base(layers: Iterable[nn.Module]) -> dict[str, Any]:
-    """It, as one of the keys of what a run depends on. Of adapters that began in a folder the others are what they are, in the
-    place of the folder's name."""
+    """Return the digest of the base as one of the keys that a run depends on. For adapters that began in a folder the other
+    keys say what these are, in the place of the folder's name."""
     found, adapter = base_of(layers), adapter_of(layers)
     begun = adapter.model_dump(mode="json") | {"weights": None} if adapter is not None and adapter.weights is not None else {}
     return ({KEY: found} if found is not None else {}) | {f"{SECTION}{key}": value for key, value in begun.items()}
 
 
 def begun_in(layers: Iterable[nn.Module], saved: Mapping[str, Any] | None) -> dict[str, Any]:
-    """In which folder adapters began, as one of the keys of what a run depends on: by the checkpoint from which it goes on
-    (`saved`), or by its layers. Nothing where there are none, or a checkpoint does not say it."""
+    """Return the folder in which adapters began, as one of the keys that a run depends on: as the checkpoint says it from
+    which the run resumes (`saved`), else as its layers say it. Nothing where there are no adapters, or a checkpoint does not
+    say it."""
     if saved is not None:
         return {BEGUN: saved[BEGUN]} if BEGUN in saved else {}
     adapter = adapter_of(layers)
@@ -69,7 +70,7 @@ def begun_in(layers: Iterable[nn.Module], saved: Mapping[str, Any] | None) -> di
 
 
 def adapter_keys(layers: Iterable[nn.Module]) -> dict[str, Any] | None:
-    """As which adapters were added, by the keys of a job's section; None without any. (Dropout may change.)"""
+    """Describe the adapters by the keys of a job's section; None without any. (Dropout may change.)"""
     found = adapter_of(layers)
     return found.model_dump(mode="json", exclude={"dropout", "weights"}) if found is not None else None
 
@@ -85,8 +86,7 @@ def adapter_names(layers: nn.Sequential) -> dict[str, str] | None:
 
 
 def adapter_said(state: object) -> dict[str, Any]:
-    """As which adapters a checkpoint says that it was saved, by the keys of a job's section; nothing of one without. `state`: its
-    plain part."""
+    """Describe the adapters of a checkpoint by the keys of a job's section; nothing for one without. `state`: its plain part."""
     job: Mapping[str, Any] = getattr(state, "job", None) or {}
     keys = {name.removeprefix(SECTION): value for name, value in job.items() if name.startswith(SECTION)}
     return dict(getattr(state, "adapter", None) or keys)

@@ -1,4 +1,5 @@
-"""All numbers of the model that adapters were added to, by hashes: a few of each tensor (`base`) do not tell every change."""
+"""Hashes of all numbers of the model that adapters were added to. A few numbers of each tensor (`base`) do not tell every
+change."""
 
 from __future__ import annotations
 
@@ -45,12 +46,12 @@ def numbers_of_base(layers: nn.Sequential, world: World, stage: nn.Module | None
 
 
 def numbers_key(numbers: BaseNumbers | None) -> dict[str, Any]:
-    """They, as a key of a checkpoint's state."""
+    """Return them as a key of a checkpoint's state."""
     return {"base_numbers": numbers.model_dump()} if numbers is not None else {}
 
 
 def summary(known: Mapping[str, Known], layers: Sequence[str]) -> BaseNumbers:
-    """Of all tensors, by their names in the whole model, of the layers of these names."""
+    """Summarise the hashes of all tensors, given by their names in the whole model, for each of these layers."""
     parts = {layer: {name: own for name, own in sorted(known.items()) if name.startswith(f"{layer}.")} for layer in layers}
     short = {}
     for layer, part in parts.items():
@@ -81,8 +82,8 @@ def check_numbers(saved: BaseNumbers | None, own: BaseNumbers | None, checkpoint
 
 
 def _known_here(layers: nn.Sequential, stage: nn.Module) -> dict[str, Known]:
-    """Of the tensors of a stage that are not saved, by their names in the whole model as it was written, of several by the first.
-    What few bits hold is known as it was read, or else as it is held."""
+    """Hash the tensors of a stage that are not saved, by their names in the whole model as it was written; a tensor with
+    several names has the first. What few bits hold is hashed as it was read, or else as it is held."""
     adapted = {name: uncompiled(layer) for name, layer in named_layers(layers) if is_adapted(layer)}
     places = dict[int, list[tuple[str, str]]]()  # of each such tensor: the layers that have it, and how it was called in them
     for name, layer in adapted.items():

@@ -1,4 +1,4 @@
-"""Of which revision a model's weights are that are named on Hugging Face: the same on all ranks, and after a resume."""
+"""The revision of weights that are named on Hugging Face: it is the same on all ranks, and after a resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def revision_of(layers: Iterable[nn.Module]) -> str | None:
 
 
 def pinned(layers: Iterable[nn.Module]) -> dict[str, Any]:
-    """It, as one of the keys of what a run depends on."""
+    """Return the revision as one of the keys that a run depends on."""
     revision = revision_of(layers)
     return {KEY: revision} if revision is not None else {}
 

@@ -27,8 +27,8 @@ OPTIMIZER = "optimizer"
 
 
 def loop_facts(engine: PlanEngine, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """In plain values, the same on every rank and under every plan: the optimizer and its arguments, the loss, the batch, the
-    seed, what trains, and how the model's modules describe themselves (dropout, say)."""
+    """Describe a loop in plain values, the same on every rank and under every plan: the optimizer and its arguments, the
+    loss, the batch, the seed, what trains, and how the model's modules describe themselves (dropout, say)."""
     loss, layers = engine.loss, [uncompiled(layer) for layer in engine.layers]
     found: dict[str, Any] = {OPTIMIZER: type(optimizer).__name__}
     found |= {f"{OPTIMIZER}.{key}": _plain(value) for key, value in optimizer.defaults.items()}
@@ -41,7 +41,7 @@ def loop_facts(engine: PlanEngine, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def facts_of_job(state: TrainerState) -> dict[str, Any]:
-    """As much of `loop_facts` as the checkpoint of a job's run says."""
+    """Return as much of `loop_facts` as the checkpoint of a job's run says."""
     job, train = state.job or {}, "train."
     found = {key.removeprefix(train): value for key, value in job.items() if key.startswith(f"{train}{OPTIMIZER}.")}
     found |= {key: job[f"{train}{key}"] for key in ("global_batch", "seed") if f"{train}{key}" in job}
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 
 def _name(value: Any) -> str:
-    """Of a function or an object, with the plain values that it was given."""
+    """Name a function or an object, with the plain values that it was given."""
     if isinstance(value, str):
         return value
     if isinstance(value, partial):

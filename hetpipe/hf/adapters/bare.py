@@ -13,7 +13,7 @@ from hetpipe.layers.transforms import uncompiled
 
 
 def bare_chain(layers: nn.Sequential) -> nn.Sequential:
-    """The same modules, of the same classes under the same names, on the meta device; what is shared stays so."""
+    """Copy the modules, by class and name, onto the meta device; tensors that are shared stay shared."""
     modules, tensors, found = dict[nn.Module, nn.Module](), dict[int, Tensor](), nn.Sequential()
     for name, layer in named_layers(layers):
         found.add_module(name, _bare(layer, modules, tensors))

@@ -28,8 +28,8 @@ DATA = "data.args."
 
 
 class Words(NamedTuple):
-    """Of the data of a run: the name of their tokenizer and the file of their template, as far as they are said, and digests of
-    both; and the tokens that end what is learned."""
+    """What the data of a run were written with: the name of their tokenizer and the file of their template, where they are
+    said, digests of both, and the tokens that end what is learned."""
 
     tokenizer: str | None
     template: str | None
@@ -38,7 +38,7 @@ class Words(NamedTuple):
 
     @classmethod
     def of(cls, state: TrainerState | LoopState) -> Words | None:
-        """None of data without a tokenizer, or of which a checkpoint says nothing."""
+        """Return nothing for data without a tokenizer, or of which a checkpoint says nothing."""
         said: Mapping[str, Any] = (state.job if isinstance(state, TrainerState) else None) or {}
         names = (said.get(f"{DATA}{key}") for key in ("tokenizer", "template"))
         named, template = (name if isinstance(name, str) else None for name in names)
@@ -48,8 +48,9 @@ class Words(NamedTuple):
 
 
 def write_beside(target: Path, origin: Origin | None, state: TrainerState | LoopState, *, whole: bool) -> None:
-    """Beside the weights in `target`: of a `whole` model what its folder has; and the tokenizer and template of the data, if they
-    are still what the run was trained with, which else a note says. `origin`: of a model of transformers."""
+    """Write into `target`, beside the weights, the other files of a `whole` model's folder, and the tokenizer and template of
+    the data. If one of these has changed since training, a note says so and it is left out. `origin`: of a model of
+    transformers."""
     base, words = origin.folder.path if origin is not None and origin.folder is not None else None, Words.of(state)
     if whole and base is not None:
         code = ("*.py",) if getattr(origin.model.config, "auto_map", None) else ()  # type: ignore[union-attr]
@@ -85,8 +86,8 @@ def _write_tokenizer(target: Path, words: Words, base: Path | None) -> None:
 
 
 def _copy_tokenizer(target: Path, words: Words, base: Path | None) -> Path:
-    """From which folder it was copied: that of its name, or the base's, which may have been moved with it, if it is there.
-    InputError of the first where neither holds it."""
+    """Copy the tokenizer, and return the folder that it came from: that of its name, or the base's, which may have been moved
+    together with it. InputError for the first folder if neither holds it."""
     names = [str(name) for name in (words.tokenizer, base) if name is not None]
     faults = list[InputError]()
     for name in names[: None if words.digests[0] is not None else 1]:
@@ -113,7 +114,7 @@ def _name_class(target: Path, source: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Of a file in JSON, in which numbers may be larger than in ours (model_max_length). InputError where it holds no mapping."""
+    """Read a file in JSON whose numbers may be larger than in ours (model_max_length). InputError where it holds no mapping."""
     try:
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

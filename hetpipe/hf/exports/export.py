@@ -98,7 +98,7 @@ def _unmerged(*, said: bool) -> InputError:
 
 
 def _origin_of(layers: nn.Sequential | None) -> Origin | None:
-    """Of transformers; None of other layers."""
+    """Return what a model of transformers was built from; None for other layers."""
     first = layers[0] if layers is not None else None
     written = lineage.written if first is not None and (lineage := lineage_of(first)) is not None else first
     found = uncompiled(written) if written is not None else None
@@ -178,7 +178,7 @@ def _filled(parts: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
 
 
 def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str, Any], folder: str | Path) -> Path:
-    """As a folder that transformers loads."""
+    """Write a folder that transformers loads."""
     shards = list(_shards(layers))
     missing = [key for shard in shards for key in shard.values() if key not in available]
     if missing:

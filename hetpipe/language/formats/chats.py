@@ -29,12 +29,12 @@ class Chat(NamedTuple):
 
 
 def chat_of(left: dict[str, Any], key: str, columns: Columns) -> Chat:
-    """Of a record whose turns stand under this key. UnusableError says what is wrong."""
+    """Read a record whose turns stand under this key. UnusableError says what is wrong."""
     return with_rest(read_turns(left.pop(key), columns, key), left)
 
 
 def pair_of_turns(left: dict[str, Any], columns: Columns) -> Chat:
-    """Of a record whose prompt, or completion, is a list of turns; of the completion, the answers are learned."""
+    """Read a record whose prompt, or completion, is a list of turns; the answers of the completion are learned."""
     parts, every = list[list[Turn]](), dict(left)
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         value = left.pop(key, None)
@@ -53,7 +53,7 @@ def pair_of_turns(left: dict[str, Any], columns: Columns) -> Chat:
 
 
 def _only_if(turn: Turn, *, learned: bool) -> Turn:
-    """The same turn; an answer is learned only if it is, and if this says so."""
+    """Return the same turn, whose answer is learned only if it was before and `learned` is true."""
     return turn._replace(learned=turn.learned and learned) if turn.is_answer else turn
 
 
@@ -87,7 +87,7 @@ def _options(given: object) -> Mapping[str, Any]:
 
 
 def _marked(turns: list[Turn], left: dict[str, Any]) -> list[Turn]:
-    """With the marks of the record: of all of its answers, or, of a list, of each turn."""
+    """Apply the marks of a record to its turns: one mark to all answers, a list of marks to each turn."""
     key = next((key for key in OF_ALL if left.get(key) is not None), None)
     if key is None:
         return turns

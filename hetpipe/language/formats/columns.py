@@ -51,7 +51,7 @@ class Columns:
         return found
 
     def asked(self, record: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
-        """Those of our names of keys under which a job names a column, and a record has it."""
+        """Return which of these keys a job gives a column for that the record has."""
         return [key for key in keys if self.given.get(key) and key in record]
 
     def role(self, name: str) -> str:

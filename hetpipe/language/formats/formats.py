@@ -26,7 +26,7 @@ def named(value: object, columns: Columns) -> dict[str, Any]:
 
 
 def kind_of_record(value: object, columns: Columns) -> Kind | None:
-    """By which function of a job it is read; None where it is of no kind that is known."""
+    """Tell which function of a job reads a record; None where its kind is not known."""
     left = named(value, columns)
     if _messages(left, columns) is not None or any(isinstance(left.get(key), list) for key in ("prompt", "completion")):
         return "chat"

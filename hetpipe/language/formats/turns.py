@@ -138,7 +138,7 @@ def _calls(left: dict[str, Any], number: int) -> tuple[Mapping[str, Any], ...]:
 
 
 def _said_calls(content: object, number: int) -> tuple[Mapping[str, Any], ...]:
-    """Of a turn whose text is a call in JSON, or several."""
+    """Read the calls of a turn whose text is a call in JSON, or several."""
     found = from_json(content, f"the call of turn {number}") if isinstance(content, str) else content
     return tuple(_call(call, number) for call in (found if isinstance(found, list) else [found]))
 
@@ -165,7 +165,7 @@ def read_tools(tools: object) -> list[dict[str, Any]]:
 
 
 def function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of tools, or of calls of them."""
+    """Return the names of the functions of tools, or of calls."""
     functions = [tool.get("function", tool) for tool in tools]
     return [own["name"] for own in functions if isinstance(own, Mapping) and isinstance(own.get("name"), str)]
 

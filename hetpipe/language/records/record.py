@@ -50,7 +50,7 @@ class Unused:
         self.counts = Counter[str]()
 
     def add(self, keys: Iterable[str]) -> None:
-        """Those of one more record."""
+        """Count the unread keys of one more record."""
         self.counts.update(set(keys))
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ class Source(NamedTuple):
         return found
 
     def records(self) -> Iterator[Record]:
-        """All records, in the order of the files' names in a folder. InputError where there are none."""
+        """Yield all records, in the order of the files' names in a folder. InputError where there are none."""
         return islice(self._all(), self.limit)
 
     def _all(self) -> Iterator[Record]:

@@ -58,7 +58,8 @@ class Answers:
         return begun_unasked(self.template, self.bounds)
 
     def samples(self, chat: Chat) -> list[Marked]:
-        """None where no answer is learned. UnusableError says why a chat cannot be used, or what would be lost of it."""
+        """Return the samples of a chat, none where no answer is learned. UnusableError says why a chat cannot be used, or
+        what of it would be lost."""
         self.unused = set()
         self.told[AS_TOKENS] += any(self.bounds.holds_special(turn.content or "") for turn in chat.turns)
         turns = [self._without_thought(turn) if self.thinking == "off" and turn.is_answer else turn for turn in chat.turns]
@@ -99,8 +100,9 @@ class Answers:
     # ---- where answers begin ----
 
     def _begun(self, chat: Chat, number: int) -> Begun:
-        """With the first of the template's options with which the prompt of an answer is the beginning of what is written of it:
-        where one begins a thought, and the other has none, those are tried that tell the template."""
+        """Find where an answer begins, by the first of the template's options under which the text of the answer begins
+        with its prompt. Where one of the two begins a thought and the other does not, the options are tried that tell the
+        template."""
         turns, first = chat.turns[: number + 1], None
         for tried, options in enumerate(self._options(chat)):
             try:
@@ -118,7 +120,8 @@ class Answers:
         return self._behind_opened(turns, chat, number, first)
 
     def _behind_opened(self, turns: Sequence[Turn], chat: Chat, number: int, first: UnusableError | None) -> Begun:
-        """Of a template that begins each answer with a thought, and cannot be told that this one has none."""
+        """Find where an answer begins if the template begins each answer with a thought, and cannot be told that this one
+        has none."""
         assert first is not None
         options = self._options(chat)[0]
         if self.thinking != "on" and not _thinks(turns[-1]):
@@ -133,7 +136,7 @@ class Answers:
         raise first
 
     def _with(self, turns: Sequence[Turn], chat: Chat, fit: Fit, options: Mapping[str, Any], *, opened: bool) -> Begun | str:
-        """Or what is wrong."""
+        """Find where an answer begins under these options, or say what is wrong."""
         (text,) = self.template.render([fit.form.hand(turns)], chat.tools, options)
         text = text.removesuffix(self.unasked)
         try:
@@ -149,7 +152,8 @@ class Answers:
                 "or say whether answers begin with a thought (thinking: on or off, --thinking)")  # fmt: skip
 
     def _options(self, chat: Chat) -> list[Mapping[str, Any]]:
-        """Of the template: those of the chat, and, where nothing says whether answers begin with a thought, both."""
+        """Return the template's options to try: those of the chat and, where nothing says whether answers begin with a
+        thought, both."""
         switches = [name for name in SWITCHES if name in self.template.names(chat.tools)]
         if self.thinking is not None:
             return [{**dict.fromkeys(switches, self.thinking == "on"), **chat.options}]
@@ -221,7 +225,7 @@ class Answers:
     def _of_turns(
         self, chat: Chat, fit: Fit, options: Mapping[str, Any], parts: Sequence[tuple[int, int]], learned: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """Those of these turns. UnusableError where it cannot be told which are."""
+        """Return the parts of these turns. UnusableError where it cannot be told which they are."""
         until = (fit.form.hand(chat.turns[: number + 1]) for number in range(len(chat.turns)))
         counts = [0, *(len(self.template.parts(turns, chat.tools, options)[1]) for turns in until)]
         if counts[-1] != len(parts) or counts != sorted(counts):

@@ -12,7 +12,7 @@ CHAT = [{"role": role, "content": word} for role, word in zip(("user", "assistan
 
 
 def written_behind(template: Template) -> str:
-    """Behind the content of a last answer; nothing where the template takes no such chat."""
+    """Return what follows the content of a last answer; nothing where the template takes no such chat."""
     try:
         (text,) = template.render([CHAT[:2]], (), {})
     except UnusableError:

@@ -48,24 +48,25 @@ class Bounds:
         return begin + min(cuts, default=inside)
 
     def begin(self, prompt: str, text: str, *, opened: bool) -> int | None:
-        """Where an answer begins in a text that ends with it, behind the prompt of its generation; None where the text begins
-        otherwise. `opened`: a thought that the prompt opens, and the text has not, does not count."""
+        """Find where an answer begins in a text that ends with it, behind the prompt of its generation; None where the
+        text does not begin with that prompt. `opened`: ignore a thought that the prompt opens and the text does not have."""
         if text.startswith(prompt):
             return len(prompt)
         at = self.common(prompt, text)
         return at if opened and OPENED.fullmatch(prompt[at:].strip()) else None
 
     def end_of_all(self, text: str, begin: int, followed: str) -> tuple[int, bool]:
-        """Where the answer ends that a text ends with, and whether that is a token that ends it. `followed`: the same chat with
-        the beginning of another answer; what is not there is the end of a text, and not the turn's, where that has its own."""
+        """Find where the last answer of a text ends, and whether a token ends it. `followed` is the same chat with the
+        beginning of another answer: what stands only in `text` ends the text, and not the turn, if the turn has an end of
+        its own."""
         at = self.common(text, followed)
         if at < begin or not self.only_special(text[at:]):
             at = len(text)
         return self._end(text, begin, at) or self._token_behind(text, at) or (at, False)
 
     def end_within(self, text: str, begin: int, until: str) -> tuple[int, bool] | None:
-        """Likewise, where more follows; `until`: the text of the chat up to this answer. None where the answer, or its end, is
-        written otherwise there."""
+        """Find the same where more follows; `until` is the text of the chat up to this answer. None where the answer, or
+        its end, is written otherwise there."""
         at = self.common(text, until)
         rest = until[at:]
         if at < begin or not self.only_special(rest):
@@ -89,7 +90,7 @@ class Bounds:
         return (at + len(following), True) if following else None
 
     def first_end(self, text: str) -> int | None:
-        """Where the first special token of a text ends; None where it has none."""
+        """Find where the first special token of a text ends; None where it has none."""
         found = self._special.search(text)
         return found.end() if found is not None else None
 
@@ -130,7 +131,7 @@ def _pieces(turn: Turn, *, whole: bool) -> list[str]:
 
 
 def _find(text: str, piece: str, begin: int) -> int | None:
-    """Where a piece ends in the text, which may be without the white space around it, or as JSON writes a text."""
+    """Find where a piece ends in the text. The text may lack the white space around it, or hold it as JSON writes a text."""
     bare = piece.strip()
     for own in (bare, *_as_json(bare)):
         at = text.find(own, begin)

@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> list[Form]:
-        """Those that may make a difference, from the plain one on."""
+        """Return the forms that may make a difference, the plain one first."""
         calls, developer = any(turn.calls for turn in turns), any(turn.role == "developer" for turn in turns)
         open_ = (True, calls, calls, developer, calls)
         found = product(*((False, True) if each else (False,) for each in open_))
@@ -137,7 +137,7 @@ def _advice(missing: str) -> str:
 
 
 def _build(turns: Sequence[Turn], tools: Tools, options: Mapping[str, Any]) -> Any:
-    """All of a chat but its texts."""
+    """Describe all of a chat but its texts."""
     shapes = tuple(_shape(turn, last=turn is turns[-1]) for turn in turns)
     return shapes, tuple(function_names(tools)), repr(sorted(options.items()))
 
@@ -148,7 +148,7 @@ def _shape(turn: Turn, *, last: bool) -> Any:
 
 
 def _kinds(value: Any) -> Any:
-    """Of what kinds a value is made."""
+    """Describe the kinds of values that a value is made of."""
     if isinstance(value, Mapping):
         return "mapping", frozenset(map(_kinds, value.values()))
     if isinstance(value, list | tuple):

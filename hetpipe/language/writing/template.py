@@ -50,7 +50,7 @@ class Template:
 
     @staticmethod
     def digest_of(text: str) -> str:
-        """Of a template."""
+        """Return the digest of a template."""
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def text(self, tools: Sequence[Mapping[str, Any]]) -> str:

@@ -38,7 +38,7 @@ class Held(NamedTuple):
     tensor: Tensor
 
     def value(self) -> Tensor | None:
-        """None where nothing says it before training begins."""
+        """Return its value; None where nothing says it before training begins."""
         lineage = lineage_of(self.layer)
         source = self.layer if lineage is None else lineage.written
         if not self.tensor.is_meta:
@@ -54,7 +54,7 @@ class Outside(NamedTuple):
 
     @classmethod
     def of(cls, layers: nn.Sequential) -> Outside:
-        """Of one without adapters."""
+        """Describe a chain without adapters."""
         modules, tensors = dict[str, list[Place]](), dict[str, list[Held]]()
         for place in modules_in(layers):
             if place.outside is not None:
@@ -74,7 +74,7 @@ class Outside(NamedTuple):
         return f"(in the model names are as in {shown(able[len(able) // 2])})" if able else ""
 
     def alike(self, name: str) -> list[str]:
-        """All names of a tensor, this one among them."""
+        """Return all names of a tensor, including this one."""
         same = {id(held.tensor) for held in self.tensors[name]}
         return sorted(other for other, there in self.tensors.items() if any(id(held.tensor) in same for held in there))
 

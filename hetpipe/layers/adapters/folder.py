@@ -111,7 +111,7 @@ class AdapterFolder:
         return found
 
     def digest(self) -> str:
-        """Of the bytes of both files."""
+        """Return a digest of the bytes of both files."""
         found = hashlib.sha256()
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             with open(self.path / name, "rb") as file:

@@ -69,7 +69,8 @@ def _section(folder: AdapterFolder, section: AdapterSection) -> AdapterSection:
 
 
 def _tensors_of(modules: Collection[nn.Module]) -> set[int]:
-    """Those that train with modules that train as a whole: their own, with the buffers that are saved."""
+    """Return the ids of the tensors that train when these modules train as a whole: their own, with the buffers that are
+    saved."""
     kept = [b for module in modules for name, b in module._buffers.items() if name not in module._non_persistent_buffers_set]
     own = [p for module in modules for p in module._parameters.values()]
     return {id(tensor) for tensor in (*own, *kept) if tensor is not None}

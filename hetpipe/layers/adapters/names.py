@@ -115,8 +115,8 @@ class Trained(NamedTuple):
 
 
 def trained_in(layers: nn.Sequential) -> Trained:
-    """Of a chain with adapters. InputError where some layers say what the library calls their tensors, and one that trains does
-    not."""
+    """Name what trains in a chain with adapters. InputError where some layers say what the library calls their tensors, and
+    one that trains does not."""
     found, every = Trained({}, {}), uncompiled_layers(layers)
     named = {label: names for label, layer in every if (names := names_of(label, layer)) is not None}
     for label, layer in every:

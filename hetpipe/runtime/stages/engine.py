@@ -181,7 +181,7 @@ class TorchEngine(PlanEngine):
         return [loss.double() * w.weight for loss, w in zip(losses, wanted or (), strict=True)]
 
     def _holding(self, batches: Sequence[Tensors]) -> AbstractContextManager[None]:
-        """In here an emulated device holds these, the inputs and targets of a whole step."""
+        """Let an emulated device hold the inputs and targets of a whole step."""
         meter = self.recorder.meter
         every = [t for batch in batches for t in as_tuple(batch)]
         return meter.lent(every, "the inputs and targets of a step") if meter is not None else nullcontext()

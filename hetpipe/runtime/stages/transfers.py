@@ -42,7 +42,7 @@ class Room:
         return buffers
 
     def give(self, buffers: list[Tensor]) -> None:
-        """They are free."""
+        """Take back buffers that are free."""
         self._free.append(buffers)
 
     def empty(self) -> None:

@@ -19,5 +19,6 @@ class LengthFactor(Strict):
 
 
 def length_factor(lengths: Sequence[LengthFactor], numbers: int) -> float:
-    """Of a step whose samples have so many numbers, linear between what was measured; 1 where steps are alike."""
+    """Return the factor of a step whose samples have so many numbers, linear between what was measured; 1 where steps are
+    alike."""
     return float(np.interp(numbers, [x.numbers for x in lengths], [x.factor for x in lengths])) if lengths else 1.0
