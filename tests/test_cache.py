@@ -19,8 +19,9 @@ from hetpipe.measuring.links import FlowFound, Wires
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.sections.torch_named import TorchNamed
 from tests.support.ranks import cluster_of, run_ranks
 
 

@@ -15,7 +15,8 @@ from hetpipe.cli.guesses import ARGUMENTS, COMMANDS, OPTIONS, instead
 from hetpipe.files.messages import InputError
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job, TorchNamed
+from hetpipe.spec.job import Job
+from hetpipe.spec.sections.torch_named import TorchNamed
 from tests.support.commands import Command
 from tests.support.pages import check_hetpipe
 

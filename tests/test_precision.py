@@ -25,11 +25,12 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job, ProfileSection, TorchNamed
+from hetpipe.spec.job import Job, ProfileSection
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.sections.torch_named import TorchNamed
 from hetpipe.training.session import Request, Setting, _emulation, _new_plan, _try_plan, with_precision
 from tests.support.commands import Command
 from tests.support.jobs import Folder

@@ -20,7 +20,8 @@ from hetpipe.finetune.draft import DataFacts, ModelFacts, draft, filled, open_ke
 from hetpipe.finetune.folder import continued, write_job
 from hetpipe.finetune.job import Made
 from hetpipe.finetune.kinds import Found
-from hetpipe.spec.job import Job, SchedulerSection
+from hetpipe.spec.job import Job
+from hetpipe.spec.sections.torch_named import SchedulerSection
 from tests.support.finetuning import CARDS
 
 DATA = Content(samples=40, whole="a" * 32, unordered="b" * 32, tokenizer="c" * 32, template="d" * 32)

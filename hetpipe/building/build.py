@@ -29,7 +29,8 @@ from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
 from hetpipe.spec.guesses import OPTIMIZER
-from hetpipe.spec.job import Job, LossSection, Named, SchedulerSection, TorchNamed
+from hetpipe.spec.job import Job, LossSection, Named
+from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed
 
 _OPTIMIZERS_REFUSED = {
     "LBFGS": "it evaluates the model several times a step",

@@ -36,9 +36,10 @@ from hetpipe.planning.shares import proportional_shares
 from hetpipe.processes.environment import place
 from hetpipe.processes.world import World, connect
 from hetpipe.runtime.base import Engine
-from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.sections.torch_named import TorchNamed
 from hetpipe.training.own.loop import wrap
 from hetpipe.training.session import Request, Setting, meet, prepare
 

@@ -24,9 +24,10 @@ from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, say, warn
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import ProfileSection, TorchNamed
+from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.sections.torch_named import TorchNamed
 
 
 def measured(model: Model, cluster: Cluster, world: World, options: ProfileSection, optimizer: TorchNamed, *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,12 +34,7 @@ from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.adapter import AdapterSection
 from hetpipe.spec.sections.export import ExportSection
 from hetpipe.spec.sections.numbers import ArithmeticSection, LossScaleSection
-
-
-def _refuse_text(data: Any) -> Any:
-    if isinstance(data, str):
-        raise ValueError(f"write {{name: {data}}}, with its arguments, if any, behind the name")
-    return data
+from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed, refuse_text
 
 
 class Named(Strict):
@@ -53,7 +47,7 @@ class Named(Strict):
     @model_validator(mode="before")
     @classmethod
     def _mapping(cls, data: Any) -> Any:
-        return _refuse_text(data)
+        return refuse_text(data)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -144,42 +138,6 @@ class PlanSection(PlanRules):
 
     guesses = guesses.PLAN
     file: Name | None = None
-
-
-class TorchNamed(Strict):
-    """A class of torch.optim by name and its arguments."""
-
-    model_config = {"extra": "allow", "frozen": True}
-
-    name: Name
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Every key but the name."""
-        return dict(self.__pydantic_extra__ or {})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        for key, value in data.items() if isinstance(data, Mapping) else ():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{shown(key)} is {value}; write a finite number")
-        return _refuse_text(data)  # torch's own signature says which keys there are
-
-
-class SchedulerSection(TorchNamed):
-    """A class of torch.optim.lr_scheduler; `warmup_steps` puts a linear warm-up before it (for LinearLR: is it). `from_step`:
-    a run that resumes from the checkpoint of this step begins this schedule there, in the place of the one that it had."""
-
-    warmup_steps: Count = 0
-    from_step: Count = 0
-
-    @property
-    def end_step(self) -> int | None:
-        """After which step of the run it has come to its end, behind which its rate is 0, or rises again; None where it has
-        none."""
-        length = self.arguments.get({"CosineAnnealingLR": "T_max", "PolynomialLR": "total_iters"}.get(self.name, ""))
-        return self.from_step + self.warmup_steps + length if isinstance(length, int) else None
 
 
 class TrainSection(Strict):

@@ -40,11 +40,12 @@ from hetpipe.runtime.backends import (
 )
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job, ProfileSection, TorchNamed
+from hetpipe.spec.job import Job, ProfileSection
 from hetpipe.spec.number_types import AS_BUILT, NumberType, NumberTypes
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.sections.torch_named import TorchNamed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ from hetpipe.runtime.checks.arguments import arguments
 from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection, TorchNamed
+from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection
 from hetpipe.spec.options import PlanOptions
+from hetpipe.spec.sections.torch_named import TorchNamed
 from hetpipe.training.own.loop import OwnPrecision, check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
 
