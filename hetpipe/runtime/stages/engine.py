@@ -16,14 +16,8 @@ from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, tied_layers
 from hetpipe.layers.stage import Stage
-from hetpipe.layers.trials.layer_check import (
-    Outcome,
-    TrialRows,
-    cut_to_try,
-    norms_off,
-    sizes_to_try,
-    try_layers,
-)
+from hetpipe.layers.trials.layer_check import Outcome, norms_off, try_layers
+from hetpipe.layers.trials.rows import TrialRows, cut_to_try, sizes_to_try
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
