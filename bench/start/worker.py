@@ -54,7 +54,7 @@ class Watched:
 
 def start(folder: Path, ranks: int, output: str) -> dict[str, float]:
     """One start, which is stopped after its first step."""
-    devices = ",".join(f"d{rank}:2GiB:1000" for rank in range(ranks))
+    devices = ",".join(f"d{rank}:2GiB:1" for rank in range(ranks))
     command = [sys.executable, "-m", "hetpipe", "finetune", "model", "chats.jsonl", "-o", output, "--emulate", devices,
                "--global-batch", "8", "--length", "425", "--lr", "1e-3"]  # fmt: skip
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
