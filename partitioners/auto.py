@@ -61,7 +61,7 @@ class Auto:
                 found = self._searched(problem, Limit.of(problem))
         else:
             if problem.progress is not None:
-                problem.progress("loading what numba compiled; the first time it compiles for some 20 s")
+                problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
             ready(exact=not self._is_large(problem))
             found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
