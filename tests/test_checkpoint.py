@@ -15,13 +15,12 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from bench.reference import train_reference
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import resumed
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, model_state, optimizer_state
-from hetpipe.checkpoints.stores.folder import STATE_FILE
+from hetpipe.checkpoints.stores.folder import STATE_FILE, stored_at
 from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
@@ -104,10 +103,10 @@ def test_steps_are_counted_where_the_optimizer_counts_them(tmp_path: Path, captu
     whole(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     saved = checkpoint.save(tmp_path, 1, whole, optimizer, {}, ALONE, keep=1)
-    available = HuggingFaceStorageReader(str(saved)).read_metadata().state_dict_metadata
+    available = checkpoint.tensors_in(stored_at(saved), None)
     there = nn.Linear(2, 2, device="meta")
     other = torch.optim.AdamW(there.parameters(), capturable=capturable)
-    wanted = empty_optimizer_state(there, other, dict(available))
+    wanted = empty_optimizer_state(there, other, available)
     assert wanted["optimizer.weight.step"].device.type == where
     assert wanted["optimizer.weight.exp_avg"].device.type == "meta"
 

@@ -138,6 +138,101 @@ def test_nothing_as_large_as_the_logits_is_kept(monkeypatch: pytest.MonkeyPatch)
     assert max(made) == 1000 * 16  # the weight's gradient; the logits of a chunk are half as many
 
 
+# ---- a head that does not train ----
+
+
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        return func(*args, **(kwargs or {}))
+
+
+def frozen(dtype: torch.dtype = torch.float64, **options: Any) -> Head:
+    head = Head(dtype=dtype, **options)
+    for parameter in (head.weight, head.bias):
+        if parameter is not None:
+            parameter.requires_grad_(False)
+    return head
+
+
+@pytest.mark.parametrize(("kind", "forward", "backward"), [
+    ("frozen", 2, 0), ("trained", 1, 3), ("only the bias trains", 1, 2), ("float32 weight of bfloat16 features", 1, 2),
+    ("no gradient is wanted", 1, None), ("features want none", 1, None),
+])  # fmt: skip
+def test_how_many_products_there_are(kind: str, forward: int, backward: int | None) -> None:
+    """In one chunk. Where the head is frozen, the features' gradient is made in forward, if anything wants it."""
+    head = Head() if kind == "trained" else frozen()
+    if kind == "only the bias trains":
+        assert head.bias is not None
+        head.bias.requires_grad_()
+    elif kind == "float32 weight of bfloat16 features":
+        head.features = head.features.detach().bfloat16().requires_grad_()
+        head.weight, head.bias = head.weight.float(), None
+    elif kind == "features want none":
+        head.features.requires_grad_(False)
+    with torch.set_grad_enabled(kind != "no gradient is wanted"), Products() as products:
+        losses, _ = head.fused()
+    assert products.count == forward
+    assert losses.requires_grad == (backward is not None)
+    if backward is not None:
+        with Products() as products:
+            head.gradients(losses)
+        assert products.count == backward
+
+
+@pytest.mark.parametrize("chunk", [7, 100])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "autocast"), [
+    (torch.float64, None), (torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None),
+    (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16),
+])  # fmt: skip
+def test_a_gradient_made_in_forward_is_as_near(
+    dtype: torch.dtype, autocast: torch.dtype | None, bias: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is the same bit by bit, and the gradient as near to that of float64 as one that is made in backward."""
+    monkeypatch.setattr(chunked, "CHUNK", chunk)
+    head = frozen(dtype, tokens=200, words=300, bias=bias)
+    exact = frozen(tokens=200, words=300, bias=bias)
+    exact.features = head.features.detach().double().requires_grad_()
+    exact.weight, exact.bias = head.weight.double(), head.bias.double() if head.bias is not None else None
+    exact.labels = head.labels
+    (truth,) = torch.autograd.grad(exact.plain()[0], exact.features, head.upstream.double())
+    found = []
+    for early in (True, False):
+        if not early:
+            monkeypatch.setattr(chunked, "_is_made_early", lambda *_: False)
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            losses, right = head.fused()
+        (gradient,) = head.gradients(losses)
+        assert gradient.dtype == dtype
+        assert not bool(gradient[::5].any()), "ignored"
+        found.append((losses, right, (gradient.double() - truth).square().mean().sqrt() / truth.square().mean().sqrt()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][2] <= 1.05 * found[1][2] + 1e-15
+    if dtype == torch.float64:
+        assert found[0][2] < 1e-14
+
+
+def test_what_is_kept_of_a_frozen_head_has_the_features_size() -> None:
+    kept, head = list[Tensor](), frozen(torch.float32, tokens=64, words=1000)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        losses, _ = head.fused()
+    assert {(t.dtype, t.numel()) for t in kept} == {(torch.float32, 64 * 16), (torch.int64, 64)}
+    (gradient,) = torch.autograd.grad(losses, head.features, head.upstream.requires_grad_(), create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+# ---- types ----
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_under_autocast_the_product_is_low_and_the_softmax_is_not(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As plain: the same logits, rounded to bfloat16. Sums over words then round as float32 does, and gradients, whose products

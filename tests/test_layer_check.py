@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import hetpipe
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, as_tuple, mse, named_layers
-from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, rows_to_try, try_layers
+from hetpipe.layers.trials.layer_check import Outcome, try_layers
+from hetpipe.layers.trials.rows import cut_to_try, rows_to_try
 from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.layers.weights import materialise
 from hetpipe.spec.plan import Backend

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.trials.compare import NEAR, lie_in
-from hetpipe.layers.trials.layer_check import Outcome, TrialRows, cut_to_try, try_layers
+from hetpipe.layers.trials.layer_check import Outcome, try_layers
+from hetpipe.layers.trials.rows import TrialRows, cut_to_try
 
 TOKENS, WIDTH = 16, 64
 

@@ -16,7 +16,7 @@ from hetpipe.building.content import Content
 from hetpipe.building.data import EpochSampler
 from hetpipe.building.feed import Feed, Reading
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.checkpoint import CheckpointError, begin, complete
+from hetpipe.checkpoints.checkpoint import PART, CheckpointError, begin, complete
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.store import Stored
@@ -34,6 +34,7 @@ from tests.test_checkpoint import net, steps
 from tests.test_resume import ADAM, JOB
 
 PARTS = ((0, 1), (1, 3), (3, 4))  # layers of `net` on three ranks
+SECOND = PART.format(2)
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +128,7 @@ def test_ranks_save_their_stages_and_one_process_goes_on(tmp_path: Path) -> None
     store = MemoryStore()
     assert [saved_by_three(store, step) for step in (1, 2, 3)][-1] == ["memory:step-00000003"] * 3
     assert store.names() == ["step-00000002", "step-00000003"]
-    assert store.stored("step-00000003").parts() == ["of-rank-0", "of-rank-1", "of-rank-2"]
+    assert store.stored("step-00000003").parts() == [*map(PART.format, (1, 2, 3))]
     (whole, optimizer), again = trained(3), net(seed=9)
     other = ADAM(again.parameters())
     checkpoint.load(complete(store)[-1], again, other, alone(), whole=again, keeps=state_keys(ADAM))
@@ -151,10 +152,10 @@ def test_what_is_half_written_is_never_taken() -> None:
     assert [found.name for found in complete(store)] == ["step-00000002"]
     assert hetpipe.load_weights(net(seed=9), store) == 2
 
-    store.full = {"of-rank-1"}
+    store.full = {SECOND}
     (said,) = set(saved_by_three(store, 5))
     assert said.startswith("cannot write the checkpoint memory:step-00000005: it needs ")
-    assert said.endswith(", and 0 B are free there; OSError: [Errno 28] No space left in memory")
+    assert said.endswith(", and 0 B are free there; rank 1: OSError: [Errno 28] No space left in memory")
     assert "step-00000005" not in store.held
     store.full = set()
     saved_by_three(store, 4)  # over what was left
@@ -173,14 +174,14 @@ def test_what_is_not_as_it_was_written_is_told_and_not_read() -> None:
     (found,), parts = complete(store), store.held["step-00000002"]
     whole = dict(parts)
     told = "checkpoint memory:step-00000002 is not as it was written; remove it to go on from the one before:\n  "
-    parts["of-rank-1"] = whole["of-rank-1"][:-1] + b"?"
-    assert refused(found).startswith(f"{told}of-rank-1 has other content: its digest is ")
-    parts["of-rank-1"] = whole["of-rank-1"][:-1]
-    size = len(whole["of-rank-1"])
-    assert refused(found) == f"{told}of-rank-1 has {size - 1} bytes, and {size} were written"
-    del parts["of-rank-1"]
-    assert refused(found) == f"{told}of-rank-1 cannot be read: No such part"
-    parts |= {"of-rank-1": whole["of-rank-1"], "of-rank-7": b""}
-    assert refused(found) == f"{told}of-rank-7 was not written with it"
+    parts[SECOND] = whole[SECOND][:-1] + b"?"
+    assert refused(found).startswith(f"{told}{SECOND} has other content: its digest is ")
+    parts[SECOND] = whole[SECOND][:-1]
+    size = len(whole[SECOND])
+    assert refused(found) == f"{told}{SECOND} has {size - 1} bytes, and {size} were written"
+    del parts[SECOND]
+    assert refused(found) == f"{told}{SECOND} cannot be read: No such part"
+    parts |= {SECOND: whole[SECOND], "other": b""}
+    assert refused(found) == f"{told}other was not written with it"
     parts[STATE] = whole[STATE].replace(b'"step": 2', b'"step": 3')
     assert refused(found).startswith("memory:step-00000002/state is not as it was written: its digest is ")

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.checkpoint import CheckpointError
-from hetpipe.checkpoints.stores import folder
+from hetpipe.checkpoints.stores import folder, tensor_files
 from hetpipe.files.messages import InputError
 from hetpipe.processes.stopping import RunStopped
 from tests.support.jobs import STATE
@@ -31,7 +29,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_those_before(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*{"tensors": (FileSystem, "create_stream"), "state": (folder, "write_text")}[where], full)
+    monkeypatch.setattr(*{"tensors": (folder.PendingFolder, "create"), "state": (folder, "write_text")}[where], full)
     whole = net()
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
@@ -49,7 +47,7 @@ def test_who_is_told_to_stop_while_writing_stops(
     def stopped(*_: object, **__: object) -> None:
         raise kind(15)
 
-    monkeypatch.setattr(FileSystem, "create_stream", stopped)
+    monkeypatch.setattr(folder.PendingFolder, "create", stopped)
     whole = net()
     with pytest.raises(kind):
         checkpoint.save(tmp_path, 4, whole, ADAM(whole.parameters()), STATE, ALONE, keep=1)
@@ -69,7 +67,7 @@ def test_a_folder_that_cannot_be_made_and_a_disk_that_cannot_be_read(tmp_path: P
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(HuggingFaceStorageReader, "read_data", broken)
+    monkeypatch.setattr(tensor_files, "read_into", broken)
     with pytest.raises(InputError) as refused:
         loaded(saved, ADAM)
     assert str(refused.value) == (

@@ -69,9 +69,9 @@ def rows_of(kind: str, rounds: int) -> list[list[str]]:
             assert block.number is not None
             for tokens in LENGTHS:
                 hidden, given = torch.randn(1, tokens, SIZES["hidden_size"]), beside(extras, tokens)
-                skeleton = block.ready()
-                once = seconds(partial(skeleton.calls, hidden, given), rounds)
-                call = skeleton.calls(hidden, given)[block.number]
+                with block.ready() as skeleton:
+                    once = seconds(partial(skeleton.calls, hidden, given), rounds)
+                    call = skeleton.calls(hidden, given)[block.number]
                 layer = seconds(partial(call.on, block.layer, hidden), max(1, rounds // 3))
                 spread = f"{once[0] * 1e3:.1f} – {once[-1] * 1e3:.1f}"
                 rows.append([f"`{kind}`", what, f"{tokens:,}", f"{median(once) * 1e3:.1f}", spread,

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from torch import Tensor, nn
 
+from bench.beside import NEW, OLD, by_turns, checkouts, in_words
 from bench.tables import environment, markdown, replace_table
 from hetpipe.cli.exits import main
 from hetpipe.layers.losses.chunked import CHUNK, token_losses
@@ -80,6 +81,17 @@ def _kib(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
+def beside_before(rounds: int) -> str:
+    """Return a table of hetpipe's loss by the earlier commit and by this one, in turns."""
+    lines = list[list[str]]()
+    with checkouts() as folders:
+        for width in WIDTHS:
+            for kind in ("trained", "frozen"):
+                found = by_turns(Path(__file__).with_name("worker.py"), [str(width), kind], folders, rounds)
+                lines.append([f"{width:,}", kind, *(in_words([one["step"] for one in found[name]]) for name in (OLD, NEW))])
+    return markdown(["width", "weight is", OLD, NEW], lines, words=2)
+
+
 def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Of each way; one before them warms up.")] = 3,
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
@@ -104,6 +116,10 @@ def bench(
     console.print(text, markup=False, soft_wrap=True)
     if readme:
         replace_table(README, "losses", f"{where}.\n\n{text}")
+    text = beside_before(rounds)
+    console.print(text, markup=False, soft_wrap=True)
+    if readme:
+        replace_table(README, "before", text)
 
 
 if __name__ == "__main__":

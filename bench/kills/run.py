@@ -151,7 +151,7 @@ def run(kills: int = 60, seed: Annotated[int | None, typer.Option(help="Drawn if
     console, draw, root = Console(), random.Random(seed), Path(tempfile.mkdtemp(prefix="hetpipe-kills-"))
     console.print(f"seed {seed}, {kills} kills")
     victim, whole = Victim(root / "killed"), Victim(root / "whole")
-    victim.finish("profile", "job.yaml", "--set", "plan.file=", "-o", "profile.json")
+    victim.finish("profile", "job.yaml", "--set", "plan.file=", "--set", "profile=", "-o", "profile.json")
     shutil.copy(victim.folder / "profile.json", whole.folder)
     rows, litter = list[tuple[str, bool, int, float, list[int]]](), set[str]()
     for number in range(kills):

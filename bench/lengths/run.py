@@ -59,8 +59,9 @@ def chats(way: str) -> DataSplits:
     """Tokens that count up, of such lengths."""
     own = lengths()
     tokens = torch.cat([torch.arange(int(length)) % WORDS for length in own]).int()
-    samples, train = Sequences(tokens, tokens.roll(-1), own), None
-    samples.targets[samples.ends - 1] = IGNORED
+    targets, train = tokens.roll(-1), None
+    targets[own.cumsum(0) - 1] = IGNORED
+    samples = Sequences(tokens, targets, own)
     if way == "packed":
         train = Packed(samples, MOST, 0)
     else:

@@ -1,6 +1,7 @@
-"""Who trains what: three models, two layouts on two ranks; for each, hetpipe's engine and the loop that one would write on torch.
+"""Who trains what: three models, four layouts on one, two or four ranks; for each, hetpipe's engine and the loops that one would
+write on torch.
 
-    python contenders.py hetpipe|torch MODEL LAYOUT      (started by run.py, in the environment that torchrun gives)
+    python contenders.py hetpipe|torch|hand MODEL LAYOUT      (started by run.py, in the environment that torchrun gives)
 
 As a program it is one rank of one contender: it takes the steps of the check and says their losses; then, for each line of
 standard input (a number of steps), it takes so many and says what they took. An answer is a line of JSON. Of hetpipe it needs
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -30,11 +32,11 @@ from torch.nn.parallel import DistributedDataParallel
 import hetpipe
 from hetpipe.models import gpt, mlp
 
-Layout = Literal["pipeline", "replicas"]
-MICROBATCHES = 8  # of a pipeline; a replica of one stage takes its half of the batch at once
+Layout = Literal["alone", "pipeline", "four stages", "replicas"]
+RANKS: dict[Layout, int] = {"alone": 1, "pipeline": 2, "four stages": 4, "replicas": 2}
+MICROBATCHES = 8  # of a pipeline; one stage alone takes the batch at once, and a replica of one stage its half
 CHECK_STEPS = 5
 LEARNING_RATE = 0.01
-DEVICES = ("n0/0", "n0/1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model of SHAPES, and how two ranks share it: as two stages of one pipeline, or as two replicas of one stage."""
+    """A model of SHAPES, and how ranks share it: one has all of it, or they are the stages of one pipeline, or two replicas."""
 
     model: str
     layout: Layout
@@ -83,7 +85,28 @@ class Case:
     @property
     def actions(self) -> int:
         """Forwards and backwards of a rank in a step."""
-        return 2 * (MICROBATCHES if self.layout == "pipeline" else 1)
+        return 2 * (MICROBATCHES if self.pipelined else 1)
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the batch is cut into micro-batches."""
+        return self.layout in ("pipeline", "four stages")
+
+    @property
+    def devices(self) -> list[str]:
+        """One for each rank."""
+        return [f"n0/{rank}" for rank in range(RANKS[self.layout])]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The contenders beside hetpipe."""
+        return ("torch", "hand") if self.pipelined else ("torch",)
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """The layers [lo, hi) of each stage of a pipeline."""
+        count, stages = len(self.layers()), len(self.devices)
+        ends = [0, self.shape.cut, count] if stages == 2 else [round(count * s / stages) for s in range(stages + 1)]
+        return list(pairwise(ends))
 
     def layers(self) -> nn.Sequential:
         """The same weights on every rank of every contender."""
@@ -101,16 +124,13 @@ class Case:
 
     def plan(self) -> hetpipe.Plan:
         """For hetpipe."""
-        layers, cut, rows = len(self.layers()), self.shape.cut, self.shape.rows
-        if self.layout == "pipeline":
-            ends = zip(([0, cut], [cut, layers]), DEVICES, strict=True)
-            stages = [{"layers": part, "devices": [device]} for part, device in ends]
-            replicas = [{"microbatch_sizes": [rows] * MICROBATCHES, "stages": stages}]
+        layers, devices = len(self.layers()), self.devices
+        if self.pipelined:
+            stages = [{"layers": list(part), "devices": [d]} for part, d in zip(self.bounds(), devices, strict=True)]
+            replicas = [{"microbatch_sizes": [self.shape.rows] * MICROBATCHES, "stages": stages}]
         else:
-            whole = [[{"layers": [0, layers], "devices": [device]}] for device in DEVICES]
-            replicas = [
-                {"microbatch_sizes": [self.samples // len(DEVICES)], "stages": stages} for stages in whole
-            ]
+            whole = [[{"layers": [0, layers], "devices": [device]}] for device in devices]
+            replicas = [{"microbatch_sizes": [self.samples // len(devices)], "stages": stages} for stages in whole]
         document = {"format": "hetpipe.plan/1", "model": self.model, "global_batch": self.samples, "schedule": "1f1b",
                     "replicas": replicas}  # fmt: skip
         return hetpipe.Plan.parse(document, "bench/overhead")
@@ -160,12 +180,12 @@ class OneForwardOneBackward:
     """torch.distributed.pipelining's public API: the last stage knows the loss."""
 
     def __init__(self, case: Case) -> None:
-        rank, layers = dist.get_rank(), case.layers()
-        own = layers[: case.shape.cut] if rank == 0 else layers[case.shape.cut :]
+        rank, bounds = dist.get_rank(), case.bounds()
+        own = case.layers()[slice(*bounds[rank])]
         self.inputs, self.targets = case.batch()
-        self.is_first, self.optimizer = rank == 0, optimizer_of(own)
+        self.is_first, self.is_last, self.optimizer = rank == 0, rank == len(bounds) - 1, optimizer_of(own)
         loss = partial(scaled_sum, denominator=self.targets.numel())
-        stage = PipelineStage(own, rank, len(DEVICES), torch.device("cpu"))
+        stage = PipelineStage(own, rank, len(bounds), torch.device("cpu"))
         self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss, scale_grads=False)
         can_choose = "return_outputs" in signature(self.schedule.step).parameters  # torch 2.8 returns them always
         self.unreturned: dict[str, Any] = {"return_outputs": False} if can_choose else {}
@@ -175,17 +195,92 @@ class OneForwardOneBackward:
         losses: list[Tensor] = []
         if self.is_first:
             self.schedule.step(self.inputs, **self.unreturned)
-        else:
+        elif self.is_last:
             self.schedule.step(target=self.targets, losses=losses, **self.unreturned)
+        else:
+            self.schedule.step(**self.unreturned)
         self.optimizer.step()
         return float(torch.stack(losses).detach().sum()) if losses else 0.0
+
+
+class ByHand:
+    """1F1B over isend and irecv, with nothing that this model, and this many ranks, could do without."""
+
+    def __init__(self, case: Case) -> None:
+        self.rank, bounds = dist.get_rank(), case.bounds()
+        self.last, self.own = len(bounds) - 1, case.layers()[slice(*bounds[self.rank])]
+        inputs, targets = case.batch()
+        self.inputs, self.targets = inputs.split(case.shape.rows), targets.split(case.shape.rows)
+        self.optimizer, self.loss = optimizer_of(self.own), partial(scaled_sum, denominator=targets.numel())
+        with torch.no_grad():  # shapes of what enters and leaves: [rows, …]
+            self.enters = torch.empty_like(case.layers()[: bounds[self.rank][0]](self.inputs[0])) if self.rank else None
+            self.leaves = torch.empty_like(case.layers()[: bounds[self.rank][1]](self.inputs[0]))
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        self.flying: list[tuple[Tensor, Tensor]] = []
+        self.sent: list[tuple[dist.Work | None, Tensor]] = []
+        ahead = min(self.last - self.rank, MICROBATCHES)
+        losses = [self.forward(i) for i in range(ahead)]
+        for i in range(ahead, MICROBATCHES):
+            losses.append(self.forward(i))
+            self.backward()
+        for _ in range(ahead):
+            self.backward()
+        for work, _ in self.sent:
+            assert work is not None
+            work.wait()
+        self.optimizer.step()
+        return float(torch.stack(losses).sum()) if self.rank == self.last else 0.0
+
+    def forward(self, i: int) -> Tensor:
+        """One micro-batch; what comes of it."""
+        entered = self.inputs[i]
+        if self.enters is not None:
+            entered = torch.empty_like(self.enters)
+            dist.recv(entered, self.rank - 1)
+            entered.requires_grad_()
+        output: Tensor = self.own(entered)
+        if self.rank == self.last:
+            output = self.loss(output, self.targets[i])
+        else:
+            left = output.detach()
+            self.sent.append((dist.isend(left, self.rank + 1), left))
+        self.flying.append((entered, output))
+        return output.detach()
+
+    def backward(self) -> None:
+        """The oldest micro-batch."""
+        (entered, output), gradient = self.flying.pop(0), None
+        if self.rank < self.last:
+            gradient = torch.empty_like(self.leaves)
+            dist.recv(gradient, self.rank + 1)
+        output.backward(gradient)
+        if self.rank:
+            assert entered.grad is not None
+            self.sent.append((dist.isend(entered.grad, self.rank - 1), entered.grad))
+
+
+class Plain:
+    """The loop that everybody writes, on one device."""
+
+    def __init__(self, case: Case) -> None:
+        self.model, (self.inputs, self.targets) = case.layers(), case.batch()
+        self.optimizer = optimizer_of(self.model)
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        loss = mean_loss(self.model(self.inputs), self.targets)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
 
 
 class DataParallel:
     """DistributedDataParallel with its defaults: it takes the mean over ranks, so their losses are twice their part."""
 
     def __init__(self, case: Case) -> None:
-        ranks = len(DEVICES)
+        ranks = dist.get_world_size()
         self.model = DistributedDataParallel(case.layers())
         self.optimizer = optimizer_of(self.model)
         self.inputs, self.targets = (whole.chunk(ranks)[dist.get_rank()] for whole in case.batch())
@@ -196,14 +291,16 @@ class DataParallel:
         loss = self.loss(self.model(self.inputs), self.targets)
         loss.backward()
         self.optimizer.step()
-        return float(loss.detach()) / len(DEVICES)
+        return float(loss.detach()) / dist.get_world_size()
 
 
 def contender(name: str, case: Case) -> Contender:
-    """This rank of `hetpipe` or `torch`, in the process group that there is. Collective."""
+    """This rank of `hetpipe`, `torch` or, of a pipeline, `hand`, in the process group that there is. Collective."""
     if name == "hetpipe":
         return Hetpipe(case)
-    return OneForwardOneBackward(case) if case.layout == "pipeline" else DataParallel(case)
+    if case.pipelined:
+        return ByHand(case) if name == "hand" else OneForwardOneBackward(case)
+    return Plain(case) if case.layout == "alone" else DataParallel(case)
 
 
 def seconds_of(own: Contender, steps: int) -> tuple[float, float]:

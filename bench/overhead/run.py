@@ -2,7 +2,7 @@
 
     python -m bench.overhead.run [--old CHECKOUT] [--models gpt,…] [--layouts pipeline,…] [--rounds N] [--json] [--readme]
 
-Real clocks, nothing emulated. Each contender (see contenders.py) has two processes of its own; those of all contenders of a case
+Real clocks, nothing emulated. Each contender (see contenders.py) has processes of its own; those of all contenders of a case
 live at the same time, and take turns.
 """
 
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from bench.overhead.contenders import DEVICES, SHAPES, Case, Layout
+from bench.overhead.contenders import SHAPES, Case, Layout
 from bench.tables import environment, markdown, replace_table
 from hetpipe.cli.commands import main
 from hetpipe.files.messages import InputError
@@ -54,18 +54,18 @@ class Group:
     """The ranks of a contender, `kind` of contenders.py, with the hetpipe of the checkout `root`."""
 
     def __init__(self, kind: str, case: Case, root: Path) -> None:
-        self.root, self._said = root, tempfile.TemporaryFile("w+")  # noqa: SIM115 - it ends with the group
+        self.size, self.root, self._said = len(case.devices), root, tempfile.TemporaryFile("w+")  # noqa: SIM115 - it ends with the group
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         command = [sys.executable, str(HERE.with_name("contenders.py")), kind, case.model, case.layout]
         self._ranks = [
             subprocess.Popen(command, env={**os.environ, **self._environment(rank)}, stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, stderr=self._said, text=True, bufsize=1)
-            for rank in range(len(DEVICES))
+            for rank in range(self.size)
         ]  # fmt: skip
 
     def _environment(self, rank: int) -> dict[str, str]:
         """What torchrun would set, and where hetpipe is."""
-        size = str(len(DEVICES))
+        size = str(self.size)
         return {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -133,7 +133,8 @@ class Spread(NamedTuple):
 
 class Comparison(NamedTuple):
     """hetpipe beside another contender in one case: what a step takes, hetpipe's over the other's of the same round, of time and
-    of processor time; and what hetpipe's takes more for each action (forward or backward of a micro-batch) of a rank."""
+    of processor time; the processor time of a rank; and what hetpipe's step takes more for each action (forward or backward of a
+    micro-batch) of a rank, of time and of processor time."""
 
     model: str
     layout: str
@@ -143,9 +144,12 @@ class Comparison(NamedTuple):
     other_step_microseconds: Spread
     ratio: Spread
     processor_ratio: Spread
+    processor_microseconds: Spread
+    other_processor_microseconds: Spread
     action_microseconds: Spread
     other_action_microseconds: Spread
     extra_action_microseconds: Spread
+    extra_action_processor_microseconds: Spread
 
 
 def compared(case: Case, other: str, ours: Sequence[Block], theirs: Sequence[Block]) -> Comparison:
@@ -157,7 +161,10 @@ def compared(case: Case, other: str, ours: Sequence[Block], theirs: Sequence[Blo
         case.model, case.layout, other, case.actions, Spread.of(steps[0]), Spread.of(steps[1]),
         Spread.of([a.seconds / b.seconds for a, b in pairs]),
         Spread.of([a.processor_seconds / b.processor_seconds for a, b in pairs]),
+        Spread.of([1e6 * block.processor_seconds / len(case.devices) for block in ours]),
+        Spread.of([1e6 * block.processor_seconds / len(case.devices) for block in theirs]),
         Spread.of(actions[0]), Spread.of(actions[1]), Spread.of([a - b for a, b in zip(*actions, strict=True)]),
+        Spread.of([1e6 * (a.processor_seconds - b.processor_seconds) / len(case.devices) / case.actions for a, b in pairs]),
     )  # fmt: skip
 
 
@@ -174,7 +181,7 @@ def measure(case: Case, old: Path | None, rounds: int, block_seconds: float, act
     """One block a round of each contender, `block_seconds` long for the slowest of them."""
     title = f"{case.model}, {case.layout}"
     with ExitStack() as stack:
-        groups = {OURS: Group("hetpipe", case, ROOT), "torch": Group("torch", case, ROOT)}
+        groups = {OURS: Group("hetpipe", case, ROOT)} | {name: Group(name, case, ROOT) for name in case.others}
         if old is not None:
             groups["old hetpipe"] = Group("hetpipe", case, old)
         for group in groups.values():
@@ -193,10 +200,11 @@ def measure(case: Case, old: Path | None, rounds: int, block_seconds: float, act
 
 def page(rows: Sequence[Comparison], where: str) -> str:
     """The table of the page: medians, in brackets the quartiles over rounds."""
-    names = ["model", "layout", "beside", "ms a step", "ratio", "processor ratio", "extra µs an action"]
+    names = ["model", "layout", "beside", "ms a step", "ratio", "processor ratio", "extra µs an action", "of a processor"]
     cells = [
         [row.model, row.layout, row.other, f"{row.step_microseconds.median / 1e3:,.2f}", row.ratio.shown(2),
-         row.processor_ratio.shown(2), f"{row.extra_action_microseconds.median:,.0f}"]
+         row.processor_ratio.shown(2), f"{row.extra_action_microseconds.median:,.0f}",
+         row.extra_action_processor_microseconds.shown(0)]
         for row in rows
     ]  # fmt: skip
     return f"{where}.\n\n{markdown(names, cells, words=3)}"
@@ -205,16 +213,16 @@ def page(rows: Sequence[Comparison], where: str) -> str:
 def show(rows: Sequence[Comparison], where: str) -> None:
     """Print the table: medians, and of what compares blocks the quartiles as well."""
     table = Table("model", "layout", "beside", title="Microseconds; median (quartiles of the blocks)")
-    for name in ("step", "other's", "ratio", "processor ratio", "action", "other's", "extra an action"):
+    for name in ("step", "other's", "ratio", "processor ratio", "action", "other's", "extra an action", "of a processor"):
         table.add_column(name, justify="right")
     for row in rows:
         steps = [f"{spread.median:,.0f}" for spread in (row.step_microseconds, row.other_step_microseconds)]
         actions = [f"{spread.median:,.0f}" for spread in (row.action_microseconds, row.other_action_microseconds)]
         table.add_row(row.model, row.layout, row.other, *steps, row.ratio.shown(2), row.processor_ratio.shown(2), *actions,
-                      row.extra_action_microseconds.shown(0))  # fmt: skip
+                      row.extra_action_microseconds.shown(0), row.extra_action_processor_microseconds.shown(0))  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
-    console.print(f"{where}; {os.getloadavg()[0]:.1f} at the end (2 ranks of one thread each)")
+    console.print(f"{where}; {os.getloadavg()[0]:.1f} at the end (ranks of one thread each)")
 
 
 def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
@@ -242,10 +250,11 @@ def run(
     kinds, names = chosen(layouts, get_args(Layout), "layouts"), chosen(models, list(SHAPES), "models")
     cases = [Case(model, cast(Layout, layout)) for layout in kinds for model in names]
     where, rows = environment(), list[Comparison]()
-    with Activity("bench/overhead", total=len(cases) * rounds * (2 + (checkout is not None))) as activity:
+    blocks = rounds * sum(1 + len(case.others) + (checkout is not None) for case in cases)
+    with Activity("bench/overhead", total=blocks) as activity:
         for case in cases:
             found = measure(case, checkout, rounds, block_seconds, activity)
-            rows += [compared(case, name, found[OURS], blocks) for name, blocks in found.items() if name != OURS]
+            rows += [compared(case, name, found[OURS], theirs) for name, theirs in found.items() if name != OURS]
     if readme:
         replace_table(HERE.with_name("README.md"), "table", page(rows, where))
     if as_json:

@@ -16,7 +16,8 @@ from torch import nn
 
 from bench.tables import markdown
 from hetpipe.layers.model import Tensors, as_tuple, named_layers
-from hetpipe.layers.trials.layer_check import cut_to_try, try_layers
+from hetpipe.layers.trials.layer_check import try_layers
+from hetpipe.layers.trials.rows import cut_to_try
 from hetpipe.layers.weights import materialise
 from hetpipe.models import bert, gpt, gpt2, llama, resnet
 

@@ -23,8 +23,8 @@ from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, stays, torch_type, turn
 from hetpipe.layers.split import trace_boundaries
-from hetpipe.layers.trials.layer_check import ROWS
 from hetpipe.layers.trials.loss_check import check_sample
+from hetpipe.layers.trials.rows import ROWS
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric

@@ -9,7 +9,7 @@ from itertools import islice
 from hetpipe.building.data import EpochSampler, MapDataset, Ragged, fetch, size_for
 from hetpipe.layers.model import ShapedBatch
 from hetpipe.layers.numbers import as_type
-from hetpipe.layers.trials.layer_check import ROWS
+from hetpipe.layers.trials.rows import ROWS
 from hetpipe.spec.job import TrainSection
 
 BATCHES = 1000  # of an epoch, from whose sizes their shares are known to a few percent

@@ -7,15 +7,16 @@ All ranks write to the same store: if it is a folder, to a shared file system on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from hetpipe.checkpoints.digests import REMOVE, Written, damage, written
+from hetpipe.checkpoints.digests import REMOVE, HashedReader, RunningDigest, Take, Written, damage
 from hetpipe.checkpoints.state_tensors import (
     StateKeys,
     empty_optimizer_state,
@@ -24,16 +25,21 @@ from hetpipe.checkpoints.state_tensors import (
     model_state,
     optimizer_faults,
     optimizer_state,
-    separate,
+    shares,
 )
 from hetpipe.checkpoints.stores.folder import FolderStore, stored_at
 from hetpipe.checkpoints.stores.store import Pending, RankError, Store, Stored, name_of
+from hetpipe.checkpoints.stores.tensor_files import PartTensors, take_tensors, write_tensors
 from hetpipe.checkpoints.training_state import LoopState, TrainerState, read_saved, state_text
 from hetpipe.files.messages import InputError, listed
 from hetpipe.files.units import human_bytes
 from hetpipe.processes.stopping import RunError
+from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World, alone
 
+T = TypeVar("T")
+
+PART = "shard-{:05d}-model-00001-of-00001.safetensors"  # of a rank, as torch.distributed.checkpoint calls it
 ANEW = "name another checkpoint.folder to start anew"
 
 
@@ -72,9 +78,10 @@ def begin(store: Store, step: int, stage: nn.Module, optimizer: torch.optim.Opti
     rank has, of how many. InputError on every rank if they do not share this store."""
     world = world.patiently()
     store.check_shared(world, "the folder of checkpoints")
-    tensors = separate(model_state(stage) | optimizer_state(stage, optimizer))
-    sizes = {key: size for part in world.gather({k: t.numel() * t.element_size() for k, t in tensors.items()})
-             for key, size in part.items()}  # fmt: skip
+    held = model_state(stage) | optimizer_state(stage, optimizer)
+    every = world.gather({key: tensor.numel() * tensor.element_size() for key, tensor in held.items()})
+    sizes = {key: size for part in every for key, size in part.items()}
+    tensors = {key: held[key] for key in shares(every)[world.ranks.index(world.rank)]}
     return Begun(store, step, tensors, sizes, extra, world, shard)
 
 
@@ -85,7 +92,7 @@ class Begun:
 
     store: Store
     step: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # that this rank writes
     sizes: Mapping[str, int]  # bytes of those of all ranks
     extra: dict[str, Any]
     world: World
@@ -117,19 +124,39 @@ class Begun:
 
 
 def _write(tensors: dict[str, Tensor], pending: Pending, world: World, shard: tuple[int, int]) -> dict[str, Written]:
-    """Each rank writes its tensors; what then is in all parts. OSError on every rank if one cannot, or if the main rank does not
-    see what it has written."""
+    """Each rank writes its tensors into a part of its own, if it has any; what then is in all parts. OSError on every rank if one
+    cannot, or if the main rank does not see what it has written."""
+    name = PART.format(world.ranks.index(world.rank) + 1)
 
-    def write() -> dict[str, Written]:
-        found = {}
-        for name in pending.write(tensors, world):
-            with pending.open(name) as content:
-                found[name] = written(content, shard)
-        return found
+    def write() -> Written:
+        with during("writing its part of the checkpoint"), RunningDigest() as digest:
+            with pending.create(name) as file:
+                write_tensors(tensors, file, digest)
+            return digest.written(shard)
 
-    files = {name: file for part in world.gather(world.together(write)) for name, file in part.items()}
+    own = _by_each(world, lambda: {name: write()} if tensors else {})
+    files = {name: file for part in world.gather(own) for name, file in part.items()}
     world.on_main(lambda: _check_all_there(pending, files))
     return dict(sorted(files.items()))
+
+
+def _by_each(world: World, action: Callable[[], T]) -> T:
+    """Done by every rank; its own value. What one of them raises is a RankError on all; a rank that is interrupted
+    (KeyboardInterrupt, SystemExit, RunStopped) interrupts all."""
+    result, failure = list[T](), None
+    try:
+        result.append(action())
+    except BaseException as error:
+        failure = error
+    failures = {rank: found for rank, found in zip(world.ranks, world.gather(failure), strict=True) if found is not None}
+    for found in failures.values():
+        if not isinstance(found, Exception):
+            raise found
+    for rank, found in failures.items():
+        host = f" on host {world.hosts[rank]}" if world.hosts else ""
+        where = f"rank {rank}{host}: " if len(world.ranks) > 1 else ""
+        raise RankError(f"{where}{type(found).__name__}: {found}") from found
+    return result[0]
 
 
 def _told(error: OSError) -> str:
@@ -166,14 +193,14 @@ def read_state(checkpoint: Path | Stored) -> TrainerState:
     return TrainerState.whole(data, found.source)
 
 
-def read_whole(checkpoint: Stored, world: World | None = None) -> TrainerState | LoopState:
+def read_whole(checkpoint: Stored, world: World | None = None, take: Take | None = None) -> TrainerState | LoopState:
     """The plain part of a checkpoint. InputError on every rank if any of its parts is not as it was written, as far as it says
-    how that was: each part is read once, by one of the ranks (without a world, by this process). Collective."""
+    how that was: each part is read once, by one of the ranks and its `take` (without a world, by this process). Collective."""
     world = world or alone()
     state = world.together(lambda: read_saved(checkpoint))
     files = state.files or {}
     own = dict([*files.items()][world.ranks.index(world.rank) :: len(world.ranks)])
-    faults = [fault for part in world.gather(damage(checkpoint.open, own)) for fault in part]
+    faults = [fault for part in world.gather(damage(checkpoint.open, own, take)) for fault in part]
     if state.files is not None and world.is_main:
         faults += [f"{name} was not written with it" for name in checkpoint.parts() if name not in files]
     faults = world.first(faults)
@@ -189,12 +216,12 @@ def read_whole(checkpoint: Stored, world: World | None = None) -> TrainerState |
     return state
 
 
-def tensors_in(checkpoint: Stored, count: int | None) -> dict[str, Any]:
-    """What is known of each tensor of a checkpoint, by its key. InputError if it cannot be read, or there are not so many."""
+def tensors_in(checkpoint: Stored, count: int | None) -> PartTensors:
+    """The tensors of a checkpoint. InputError if it cannot be read, or there are not so many."""
     try:
-        found = dict(checkpoint.tensors())
-    except Exception as error:  # whatever safetensors says of a damaged file
-        raise InputError(f"cannot read checkpoint {checkpoint}: {type(error).__name__}: {error}; {REMOVE}") from error
+        found = PartTensors(checkpoint.open, checkpoint.parts())
+    except (InputError, OSError) as error:
+        raise InputError(f"cannot read checkpoint {checkpoint}: {error}; {REMOVE}") from error
     if count is not None and len(found) != count:
         raise InputError(
             f"checkpoint {checkpoint} holds {len(found)} tensors, and {count} were saved: a file is missing, or was "
@@ -210,22 +237,28 @@ def load(checkpoint: Path | Stored, stage: nn.Module, optimizer: torch.optim.Opt
     InputError on every rank, before anything is changed, where the checkpoint is damaged, or of something else: `whole` is the
     model of which `stage` is a part, `keeps` what the optimizer keeps of a parameter (None: not compared); `advice` says what to
     do then."""
-    world, found = world.patiently(), stored_at(checkpoint)
-    state = read_whole(found, world)
+    world, found, taken = world.patiently(), stored_at(checkpoint), dict[str, Tensor]()
+
+    def take(_: str, reader: HashedReader) -> None:
+        """Read what is the optimizer's beside hashing it: nothing has it yet."""
+        with suppress(InputError):  # of a damaged part, as its digest will tell
+            taken.update(take_tensors(reader, lambda there: empty_optimizer_state(stage, optimizer, there) if optimizer else {}))
+
+    state = read_whole(found, world, take)
     available = world.together(lambda: tensors_in(found, state.tensors))
     wanted: dict[str, Tensor] = model_state(stage)
     faults = model_faults(available, model_state(whole) if whole is not None else wanted, surplus=whole is not None)
     if optimizer is not None:
-        wanted |= empty_optimizer_state(stage, optimizer, available)
+        wanted |= empty_optimizer_state(stage, optimizer, {key: place for key, place in available.items() if key not in taken})
         if keeps is not None and not faults:
             faults += optimizer_faults(stage, optimizer, available, keeps)
     faults = list(dict.fromkeys(fault for part in world.gather(faults) for fault in part))
     if faults:
         raise InputError(f"checkpoint {checkpoint} is of something else; {advice}:\n{listed(faults)}")
     try:
-        world.together(lambda: found.read(wanted, world))
+        _by_each(world, lambda: available.read_into(wanted))
     except OSError as error:
         raise InputError(f"cannot read checkpoint {checkpoint}: {_told(error)}; {REMOVE}") from error
     if optimizer is not None:
-        install(stage, optimizer, wanted)
+        install(stage, optimizer, wanted | taken)
     world.barrier()

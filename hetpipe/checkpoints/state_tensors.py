@@ -4,11 +4,11 @@ checkpoint are of the same model and the same kind of optimizer."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.layers.numbers import type_name
 from hetpipe.layers.transforms import written_names
 from hetpipe.layers.weights import state_of
@@ -49,28 +49,32 @@ def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return found
 
 
-def separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous, and each with a storage of its own, as safetensors wants it: tied parameters are written under each name."""
-    seen: set[int] = set()
-    found = {}
-    for key, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        found[key] = tensor.clone() if address in seen else tensor.contiguous()
-        seen.add(address)
+def shares(sizes: Sequence[Mapping[str, int]]) -> list[list[str]]:
+    """Return which tensors each rank writes, where `sizes` has the bytes of those that each rank holds. Of the ranks that hold a
+    tensor, the one that has least to write until then writes it."""
+    holders = dict[str, list[int]]()
+    for rank, own in enumerate(sizes):
+        for key in own:
+            holders.setdefault(key, []).append(rank)
+    found, so_far = [list[str]() for _ in sizes], [0] * len(sizes)
+    for key, ranks in holders.items():
+        rank = min(ranks, key=lambda rank: so_far[rank])
+        found[rank].append(key)
+        so_far[rank] += sizes[rank][key] or 1
     return found
 
 
-def model_faults(available: Mapping[str, Any], own: Mapping[str, Tensor], *, surplus: bool) -> list[str]:
+def model_faults(available: Mapping[str, Described], own: Mapping[str, Tensor], *, surplus: bool) -> list[str]:
     """Where the model's tensors are others than those that were saved."""
     faults = []
     for key, tensor in own.items():
         name, there = repr(key.removeprefix(MODEL)), available.get(key)
         if there is None:
             faults.append(f"it has no {name}, which the model has")
-        elif tuple(there.size) != tuple(tensor.shape):
-            faults.append(f"{name} has shape {tuple(there.size)}, in the model {tuple(tensor.shape)}")
-        elif there.properties.dtype != tensor.dtype:
-            faults.append(f"{name} is {_kind(there.properties.dtype)}, in the model {_kind(tensor.dtype)} (train.dtype)")
+        elif there.shape != tuple(tensor.shape):
+            faults.append(f"{name} has shape {there.shape}, in the model {tuple(tensor.shape)}")
+        elif there.dtype != tensor.dtype:
+            faults.append(f"{name} is {_kind(there.dtype)}, in the model {_kind(tensor.dtype)} (train.dtype)")
     if surplus:
         more = sorted(key for key in available if key.startswith(MODEL) and key not in own)
         faults += [f"it has {key.removeprefix('model.')!r}, which the model has not" for key in more]
@@ -78,7 +82,7 @@ def model_faults(available: Mapping[str, Any], own: Mapping[str, Tensor], *, sur
 
 
 def optimizer_faults(
-    stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Any], keeps: StateKeys
+    stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Described], keeps: StateKeys
 ) -> list[str]:
     """Where what was saved of a parameter is not what this optimizer keeps of it."""
     trained, saved, faults = {p for g in optimizer.param_groups for p in g["params"]}, _saved_state(available), []
@@ -92,7 +96,7 @@ def optimizer_faults(
             faults.append(f"of {names[0]!r} it has {', '.join(sorted(there))}; the job's optimizer keeps {kept}")
             continue
         for key, like in own.items():
-            found, dtype = tuple(there[key].size), there[key].properties.dtype
+            found, dtype = there[key].shape, there[key].dtype
             whole = like.ndim > 0 and tuple(like.shape) == (SMALL,) * parameter.ndim
             if (whole and found != tuple(parameter.shape)) or len(found) != like.ndim or (whole and dtype != like.dtype):
                 faults.append(
@@ -101,9 +105,9 @@ def optimizer_faults(
     return faults
 
 
-def _saved_state(available: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _saved_state(available: Mapping[str, Described]) -> dict[str, dict[str, Described]]:
     """Parameter name → key → what is known of the tensor."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Described]] = {}
     for key, meta in available.items():
         if key.startswith(OPTIMIZER):
             name, _, kept = key.removeprefix(OPTIMIZER).rpartition(".")
@@ -137,7 +141,7 @@ def state_keys(factory: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer
 
 
 def empty_optimizer_state(
-    stage: nn.Module, optimizer: torch.optim.Optimizer, available: dict[str, Any]
+    stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Described]
 ) -> dict[str, Tensor]:
     """Room for what a checkpoint has of the parameters that this optimizer trains."""
     groups = optimizer.param_groups
@@ -151,9 +155,9 @@ def empty_optimizer_state(
         for key, meta in available.items():
             if parameter in trained and key.startswith(prefix) and "." not in key[len(prefix) :]:
                 wanted[key] = torch.empty(
-                    meta.size,
-                    dtype=meta.properties.dtype,
-                    device=parameter.device if len(meta.size) or parameter in counted_there else "cpu",
+                    meta.shape,
+                    dtype=meta.dtype,
+                    device=parameter.device if len(meta.shape) or parameter in counted_there else "cpu",
                 )
     return wanted
 

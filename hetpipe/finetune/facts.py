@@ -14,7 +14,7 @@ from hetpipe.finetune.draft import DataFacts, ModelFacts
 from hetpipe.hf.replay.build import configured
 from hetpipe.hf.replay.tiny import tiny
 from hetpipe.language.apart import refuse_mixing, switch_of
-from hetpipe.language.samples import IGNORED, Packed, Padded
+from hetpipe.language.samples import Packed, Padded
 
 
 def model_facts(model: Mapping[str, Any]) -> ModelFacts:
@@ -48,8 +48,8 @@ def data_facts(splits: DataSplits) -> DataFacts:
         return DataFacts(len(train), held, tokens, tokens, windows)
     longest = max(int(part.lengths.max()) for part in (train, test) if isinstance(part, Padded))
     own = train.sequences
-    learned = int((own.targets != IGNORED).sum())
-    return DataFacts(len(train), held, len(own.tokens), learned, longest, own.lengths.tolist())
+    learned = int(own.looks.learned.sum())
+    return DataFacts(len(train), held, int(own.lengths.sum()), learned, longest, own.lengths.tolist())
 
 
 def data_content(splits: DataSplits, args: Mapping[str, Any]) -> Content:

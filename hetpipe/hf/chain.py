@@ -26,8 +26,9 @@ from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.stored import StoredTensors
-from hetpipe.layers.adapters.names import library_names
+from hetpipe.layers.adapters.names import names_in
 from hetpipe.layers.transforms import tensors_of, uncompiled_name
+from hetpipe.layers.untouched.kept import Fixed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,7 +100,7 @@ def _without_wrappers(name: str) -> str:
     return ".".join(part for part in parts if part not in ("base_layer", "original_module"))
 
 
-class Origin:
+class Origin(Fixed):
     """The model of transformers whose modules the layers hold (its tensors on the meta device), and where values come from. Once
     the layers are assembled it is a copy, which stays as it was when they are changed.
     `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them. `first_names`: each name of a
@@ -130,8 +131,9 @@ class Origin:
         stored, ties = set(self.model.state_dict()), set(self.model.all_tied_weights_keys)
         self.first_names = {name: next((other for other in same if other not in ties), same[0])
                             for same in names.values() for name in same}  # fmt: skip
+        names_of_layer = names_in(self.model)
         for label, layer in children.items():
-            layer.origin, layer.label, layer.library_names = self, label, library_names(layer, self.model)
+            layer.origin, layer.label, layer.library_names = self, label, names_of_layer(layer)
             assert layer.library_names.keys() == tensors_of(layer).keys()
             first = {own: self.first_names[name] for own, name in layer.library_names.items()}
             layer.stored_names = {own: name for own, name in first.items() if name in stored}

@@ -8,7 +8,9 @@ from typing import Any, get_args
 from hetpipe.building.datasets import DataSplits, require_count
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.language.formats.columns import Columns
-from hetpipe.language.reading import Shape, Texts, read
+from hetpipe.language.reading.read import read
+from hetpipe.language.reading.shape import Shape
+from hetpipe.language.reading.texts import Texts
 from hetpipe.language.records.source import Source
 from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.language.writing.answers import Answers, Turns
@@ -116,7 +118,7 @@ def _splits(
     templated = True if shape.what == "chat" or own is not None else None
     texts = Texts(tokenizer=tokenizer, answers=answers, columns=columns, templated=templated)
     found = read(source, texts, shape)
-    return shape.splits(found.sequences(), found.groups(), tokenizer.pad, texts.made_of(found.ends))
+    return shape.splits(found.sequences, found.groups, tokenizer.pad, texts.made_of(found.ends))
 
 
 def _one_of(name: str, value: object, known: Any) -> Any:

@@ -16,6 +16,10 @@ from hetpipe.building.content import digest_of_tensors
 from hetpipe.building.datasets import DataSplits, Sample, Samples, require_count
 from hetpipe.files.messages import InputError, counted, shown
 from hetpipe.language.formats.columns import Columns
+from hetpipe.language.kept.key import key_of
+from hetpipe.language.kept.once import once
+from hetpipe.language.kept.token_file import Kept
+from hetpipe.language.records.contents import Contents, contents_of
 from hetpipe.language.records.files import KINDS, records_of
 from hetpipe.language.records.record import UnusableError
 from hetpipe.language.tokenizer import Tokenizer
@@ -73,14 +77,12 @@ def text(
         raise InputError(f"text: test_fraction must be from 0 to below 1, got {test_fraction!r}")
     paths = _standard_library() if files is None else _expand([files] if isinstance(files, str) else files)
     named = Columns(columns)
-    parts = _read(paths, limit_bytes, named)
-    named.check_seen()
     made_of = dict[str, Any]()
     if tokenizer is None:
-        corpus, unit = _bytes(parts), "bytes"
+        corpus, unit = _bytes(_read(paths, limit_bytes, named)), "bytes"
     else:
         words = Tokenizer(tokenizer)
-        corpus, unit, made_of = _tokens(parts, words, limit_bytes is not None), "tokens", {"tokenizer": words.digest}
+        corpus, unit, made_of = _tokens(paths, limit_bytes, named, words), "tokens", {"tokenizer": words.digest}
     held = round(len(corpus) * test_fraction)
     return DataSplits(
         train=_windows("training", corpus[: len(corpus) - held], context, unit),
@@ -158,6 +160,7 @@ def _read(paths: Sequence[Path], limit_bytes: int | None, columns: Columns) -> l
             break
     if not any(part.content for part in parts):
         raise InputError(f"text: the {len(paths)} files are empty, the first is {paths[0]}")
+    columns.check_seen()
     return parts
 
 
@@ -166,8 +169,35 @@ def _bytes(parts: Sequence[Part]) -> Tensor:
     return torch.frombuffer(bytearray(b"\n".join(part.content for part in parts)), dtype=torch.uint8)
 
 
-def _tokens(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> Tensor:
-    """The texts one after the other, the end of a text between two, as int32 [tokens]."""
+def _tokens(paths: Sequence[Path], limit_bytes: int | None, columns: Columns, tokenizer: Tokenizer) -> Tensor:
+    """The tokens of the texts, made by one process of this host, now or at an earlier start: int32 [tokens]. What a user should
+    know of them is said each time."""
+    found = _found(paths)
+    key = key_of({"text": [str(path) for path in paths], "contents": found, "limit_bytes": limit_bytes,
+                  "columns": columns.given, "tokenizer": tokenizer.exact})  # fmt: skip
+
+    def make() -> Kept:
+        parts = _read(paths, limit_bytes, columns)
+        tokens, told = _tokenized(parts, tokenizer, limit_bytes is not None)
+        note = (f"note: {told} of {counted(len(parts), 'text')} hold special tokens of the tokenizer (an end of a text, say), "
+                "which are read as these tokens, and not as text")  # fmt: skip
+        return Kept({"text": tokens}, {"notes": [note] if told else []})
+
+    kept = once(key, sum(each.size for each in found), make, lambda: _found(paths) == found)
+    for note in kept.facts["notes"] if own_rank() == 0 else ():
+        warn(note)
+    return kept.arrays["text"]
+
+
+def _found(paths: Sequence[Path]) -> list[Contents]:
+    try:
+        return [contents_of(path) for path in paths]
+    except InputError as error:
+        raise InputError(f"text: {error}") from error
+
+
+def _tokenized(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> tuple[Tensor, int]:
+    """The texts one after the other, the end of a text between two, as int32 [tokens]; and how many hold special tokens."""
     found = list[Tensor]()
     end = torch.tensor([tokenizer.required_end()], dtype=torch.int32)
     told = 0
@@ -179,10 +209,7 @@ def _tokens(parts: Sequence[Part], tokenizer: Tokenizer, cut_off: bool) -> Tenso
                 told += not tokenizer.special_numbers.isdisjoint(numbers)
                 found += [torch.tensor(numbers, dtype=torch.int32), end]
                 activity.advance()
-    if told and own_rank() == 0:
-        warn(f"note: {told} of {counted(len(parts), 'text')} hold special tokens of the tokenizer (an end of a text, say), which "
-             "are read as these tokens, and not as text")  # fmt: skip
-    return torch.cat(found[:-1])
+    return torch.cat(found[:-1]), told
 
 
 def _decoded(part: Part, cut_off: bool) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -19,50 +20,82 @@ from hetpipe.building.content import digest_of_tensors
 from hetpipe.language.packing import pack
 
 IGNORED = -100
+DIGEST_BYTES = 16
 PARTS = (1, 2 / 3, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)  # of the longest sample: halvings, and thirds between them
 
 
+class Looks(NamedTuple):
+    """What is known of each sample without a look at its tokens: a digest of its bytes, uint8 [samples, 16], the greatest number
+    among its tokens and targets, and how many of its targets are learned, int32 [samples] both."""
+
+    digests: Tensor
+    greatest: Tensor
+    learned: Tensor
+
+    @classmethod
+    def at(cls, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Looks:
+        """Look at samples one behind the other."""
+        parts = [part.contiguous().numpy() for part in (tokens, targets)]
+        every, begin = bytearray(), 0
+        ends = lengths.cumsum(0).numpy()
+        for end in ends.tolist():
+            own = hashlib.blake2b(parts[0].data[begin:end], digest_size=DIGEST_BYTES)
+            own.update(parts[1].data[begin:end])
+            every += own.digest()
+            begin = end
+        digests = torch.from_numpy(np.frombuffer(every, np.uint8).reshape(-1, DIGEST_BYTES))
+        if not len(lengths):
+            return cls(digests, *(torch.empty(0, dtype=torch.int32) for _ in range(2)))
+        begins = ends - lengths.numpy()
+        greatest = np.maximum(*(np.maximum.reduceat(part, begins) for part in parts))
+        learned = np.add.reduceat(parts[1] != IGNORED, begins, dtype=np.int32)
+        return cls(digests, torch.from_numpy(greatest), torch.from_numpy(learned))
+
+    def of(self, chosen: Tensor) -> Looks:
+        """Return those of chosen samples: bool [samples]."""
+        return Looks(*(each[chosen] for each in self))
+
+
 class Sequences:
-    """Samples one behind the other, int32: no object of Python's for each of them, which processes that are forked would copy.
+    """Samples in one row of tokens, int32: no object of Python's for each of them, which processes that are forked would copy.
+    Those that are selected share the row, which may be a file's.
 
     Attributes:
         lengths: of the samples, int64 [samples].
+        begins: where in the row each begins, int64 [samples]; by default one behind the other.
+        looks: what is known of them.
     """
 
-    def __init__(self, tokens: Tensor, targets: Tensor, lengths: Tensor) -> None:
-        self.tokens, self.targets, self.lengths = tokens, targets, lengths  # [sum of lengths], the same, [samples]
-        self.ends = lengths.cumsum(0)
+    def __init__(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor, looks: Looks | None = None, begins: Tensor | None = None
+    ) -> None:
+        self._row, self.lengths = (tokens, targets), lengths  # [sum of all lengths], twice; [samples]
+        self.begins = lengths.cumsum(0) - lengths if begins is None else begins
+        self.looks = Looks.at(tokens, targets, lengths) if looks is None else looks
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def words(self, pad: int) -> int:
         """How many words a model must know: one more than the greatest token, that of padding among them."""
-        return 1 + max(pad, int(self.tokens.max()), int(self.targets.max()))
+        return 1 + max(pad, int(self.looks.greatest.max()))
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets, int64 [n]."""
-        end, length = int(self.ends[index]), int(self.lengths[index])
-        own = slice(end - length, end)
-        return self.tokens[own].long(), self.targets[own].long()
+        begin, length = int(self.begins[index]), int(self.lengths[index])
+        tokens, targets = (part[begin : begin + length].long() for part in self._row)
+        return tokens, targets
 
     def digests(self) -> tuple[str, str]:
         """Return digests of all samples in their order, and in any (see `hetpipe.building.content.Digested`)."""
-        every, whole = list[bytes](), hashlib.blake2b(self.lengths.numpy().data, digest_size=16)
-        tokens, targets = (part.contiguous().numpy().data for part in (self.tokens, self.targets))
-        begin = 0
-        for end in self.ends.tolist():
-            own = hashlib.blake2b(tokens[begin:end], digest_size=16)
-            own.update(targets[begin:end])
-            every.append(own.digest())
-            begin = end
-        whole.update(b"".join(every))
-        return whole.hexdigest(), hashlib.blake2b(b"".join(sorted(every)), digest_size=16).hexdigest()
+        whole, own = hashlib.blake2b(self.lengths.numpy().data, digest_size=DIGEST_BYTES), self.looks.digests.numpy().tobytes()
+        whole.update(own)
+        every = sorted(own[at : at + DIGEST_BYTES] for at in range(0, len(own), DIGEST_BYTES))
+        return whole.hexdigest(), hashlib.blake2b(b"".join(every), digest_size=DIGEST_BYTES).hexdigest()
 
     def select(self, chosen: Tensor) -> Sequences:
         """Return the chosen samples: bool [samples]."""
-        every = chosen.repeat_interleave(self.lengths)
-        return Sequences(self.tokens[every], self.targets[every], self.lengths[chosen])
+        return Sequences(*self._row, self.lengths[chosen], self.looks.of(chosen), self.begins[chosen])
 
 
 def default_sizes(lengths: Tensor) -> list[int]:

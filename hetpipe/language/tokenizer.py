@@ -35,7 +35,7 @@ class Tokenizer:
         end: the token that ends a text; None where there is none.
         special: texts of the tokens that no text has; `added`: with those of other tokens that are never cut; `special_numbers`:
             the numbers of the former.
-        digest: of its words, and of how it cuts and joins them.
+        digest: of its words, and of how it cuts and joins them; `exact`: of all of it, by which tokens are kept.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +47,7 @@ class Tokenizer:
         every = [token for token in by_number.values() if token.content]
         self.special, self.added = (tuple(sorted({token.content for token in of}))
                                     for of in ([token for token in every if token.special], every))  # fmt: skip
-        self.digest = _digest(self.its)
+        self.digest, self.exact = _digest(self.its), _exact(self.its)
         _with_spaces(self.its.backend_tokenizer)
 
     def required_end(self) -> int:
@@ -183,6 +183,13 @@ def _digest(its: Any) -> str:
     kept = {key: backend.get(key) for key in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
     said = [model, merges, sorted(its.get_vocab().items()), kept, sorted(its.special_tokens_map.items())]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _exact(its: Any) -> str:
+    """Return a digest of all that the tokens of a text, and what a template is given, depend on."""
+    said = [type(its).__name__, its.backend_tokenizer.to_str(), its.special_tokens_map, its.eos_token_id, its.pad_token_id,
+            getattr(its, "split_special_tokens", None)]  # fmt: skip
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @contextmanager

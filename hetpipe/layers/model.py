@@ -18,6 +18,7 @@ from hetpipe.layers.trials.chain_check import check_chain
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 
 Tensors = Tensor | tuple[Tensor, ...]
+_ALONG = "_hetpipe_along"
 LossFunction = Callable[[Any, Any], Tensor]  # of what the last layer gives and the targets, each Tensors
 LossWeight = Literal["samples", "tokens"] | Callable[[Any], Tensor | float]
 
@@ -34,6 +35,24 @@ def as_tuple(value: object) -> tuple[Tensor, ...]:
 def as_value(items: Sequence[Tensor]) -> Tensors:
     """The inverse of `as_tuple`: a single tensor stands for itself."""
     return items[0] if len(items) == 1 else tuple(items)
+
+
+def send_along(features: Tensor, value: object) -> None:
+    """Let what a layer has found out go along with its features, for the next layer, where that is on this device."""
+    setattr(features, _ALONG, value)
+
+
+def came_along(features: Tensor) -> Any:
+    """What goes along with them; None where nothing does."""
+    return getattr(features, _ALONG, None)
+
+
+def alongside(features: Tensor, before: Tensor) -> Tensor:
+    """Features of the same rows as those before, with what goes along with these, where they are of the same type and place."""
+    value = came_along(before)
+    if value is not None and (features.dtype, features.device, features.shape) == (before.dtype, before.device, before.shape):
+        send_along(features, value)
+    return features
 
 
 def named_layers(layers: nn.Sequential) -> list[tuple[str, nn.Module]]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.trials.chain_check import check_chain
+from hetpipe.layers.untouched.kept import Fixed
 from hetpipe.spec.sections.adapter import AdapterSection
 
 COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
@@ -57,7 +58,7 @@ class Transform(Protocol):
 
 
 @dataclass(frozen=True)
-class Lineage:
+class Lineage(Fixed):
     """How a layer was made: by which transforms, of which layer as it was written, what its tensors are called in that, and how
     those are made that it does not have (of tensors by their names in it)."""
 

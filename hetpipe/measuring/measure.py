@@ -13,7 +13,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, one_thread, torch_device
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.recipe import layer_on
-from hetpipe.layers.trials.layer_check import cut_to_try, try_layers
+from hetpipe.layers.trials.layer_check import try_layers
+from hetpipe.layers.trials.rows import cut_to_try
 from hetpipe.measuring.links import Wires, measure_links, node_pairs
 from hetpipe.measuring.overhead import (
     Figure,

@@ -42,7 +42,8 @@ def is_finite(*tensors: Tensor) -> bool:
 
 def _together(numbers: Sequence[Tensor]) -> Tensor:
     """Numbers of any devices as one tensor on the first one's, so that they are waited for once."""
-    return torch.stack([number.to(numbers[0].device) for number in numbers])
+    device = numbers[0].device
+    return torch.stack([number if number.device == device else number.to(device) for number in numbers])
 
 
 def counts(rank: int, owners: Collection[int]) -> bool:
@@ -253,21 +254,23 @@ class GradientSync:
         if bucket.process_group is None:  # its gradients need not be complete yet
             return
         home = bucket.home()
-        for parameter in bucket.parameters:
-            self._gather(parameter)
+        self._gather(bucket.parameters)
         message = home.to(self._device or home.device, self.sent_as or home.dtype)
         work = dist.all_reduce(message, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True)
         assert work is not None
         self._work.append((work, message, home))
 
-    def _gather(self, parameter: nn.Parameter) -> None:
-        """Add the gradients of a parameter's copies here."""
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.to_dense()
-        for copy in self._copies.get(parameter, ()):
-            if copy.grad is not None:
-                own = copy.grad.to(parameter.device)
-                parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+    def _gather(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make sparse gradients dense, and add the gradients of the parameters' copies to them."""
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                parameter.grad = gradient.to_dense()
+        for parameter in parameters if self._copies else ():
+            for copy in self._copies.get(parameter, ()):
+                if copy.grad is not None:
+                    own = copy.grad.to(parameter.device)
+                    parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
 
     def finish(self) -> None:
         """Launch what is left and wait for every sum. A parameter that took no part in any replica has no gradient (None), so
@@ -282,8 +285,7 @@ class GradientSync:
         self._work.clear()
         for bucket in self._buckets:
             if bucket.summed is None:
-                for parameter in bucket.parameters:
-                    self._gather(parameter)
+                self._gather(bucket.parameters)
             elif len(bucket.touched) < len(bucket.parameters):
                 used = bucket.summed[-len(bucket.parameters) :].tolist()
                 for parameter, owners in zip(bucket.parameters, used, strict=True):

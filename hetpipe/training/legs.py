@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from hetpipe.checkpoints.resume import RunState
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, install, model_state, optimizer_state
+from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.standby import Standby
@@ -64,8 +64,8 @@ def hand_over(carried: Carried | None, run: RunState | None, world: World) -> in
     """Let the run of this leg go on from what all ranks have carried; the step of that. None: this rank was not used, or is not.
     Collective over all ranks of the job."""
     own = carried.tensors if carried is not None else {}
-    kinds = world.gather({key: (tensor.size(), tensor.dtype) for key, tensor in own.items()})
-    available = {key: _described(*kind) for part in reversed(kinds) for key, kind in part.items()}
+    kinds = world.gather({key: (tuple(tensor.shape), tensor.dtype) for key, tensor in own.items()})
+    available = {key: Described(*kind) for part in reversed(kinds) for key, kind in part.items()}
     wanted: dict[str, Tensor] = {}
     if run is not None:
         stage = run.engine.stage
@@ -96,8 +96,3 @@ def _pass_on(
         target = wanted[key]
         with torch.no_grad():
             target.copy_(own[key] if source == world.rank else receive_tensor(target.shape, target.dtype, source, world))
-
-
-def _described(size: torch.Size, dtype: torch.dtype) -> TensorStorageMetadata:
-    """As the files of a checkpoint describe a tensor."""
-    return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=[])

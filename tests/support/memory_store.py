@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, TypeVar
-
-from safetensors.torch import load, save
-from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
+from typing import Any, BinaryIO, TypeVar
 
 from hetpipe.checkpoints.stores.store import name_of
 from hetpipe.files.parsing import parse_json
@@ -80,23 +77,6 @@ class Held:
             raise FileNotFoundError(errno.ENOENT, "No such part", part)
         return BytesIO(self._content[part])
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {key: tensor for part in self.parts() for key, tensor in load(self._content[part]).items()}
-
-    def tensors(self) -> dict[str, TensorStorageMetadata]:
-        return {
-            key: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [])
-            for key, tensor in self._tensors().items()
-        }
-
-    def read(self, wanted: dict[str, Tensor], world: World) -> None:
-        found = self._tensors()
-        for key, tensor in wanted.items():
-            tensor.copy_(found[key])
-
-    def read_one(self, key: str) -> Tensor:
-        return self._tensors()[key]
-
     def check_seen(self, world: World) -> None:
         """All threads see the same."""
 
@@ -106,12 +86,13 @@ class Held:
     def prepare(self, needed: int) -> None:
         self.store.held[self.name] = {}
 
-    def write(self, tensors: dict[str, Tensor], world: World) -> list[str]:
-        part = f"of-rank-{world.rank}"
+    @contextmanager
+    def create(self, part: str) -> Iterator[BinaryIO]:
         if part in self.store.full:
             raise OSError(errno.ENOSPC, "No space left in memory")
-        self._content[part] = save(tensors)
-        return [part]
+        with BytesIO() as file:
+            yield file
+            self._content[part] = file.getvalue()
 
     def shows(self, part: str, size_bytes: int) -> bool:
         return len(self._content.get(part, b"")) == size_bytes

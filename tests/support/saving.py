@@ -7,14 +7,13 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import hetpipe
-from hetpipe.checkpoints import digests
+from hetpipe.checkpoints import checkpoint, digests
 from hetpipe.checkpoints.checkpoint import CheckpointError
 from hetpipe.checkpoints.stores import shared
 from hetpipe.checkpoints.stores.folder import STATE_FILE
@@ -86,15 +85,15 @@ def saved_and_loaded(engine: PlanEngine, optimizer: torch.optim.Optimizer, folde
 @contextmanager
 def _files_read() -> Iterator[list[str]]:
     """The files whose digests this rank works out."""
-    names, real = list[str](), digests.written
+    names, real = list[str](), digests.damage
 
-    def noted(content: BufferedReader) -> digests.Written:
-        names.append(Path(content.name).name)
-        return real(content)
+    def noted(open_file: Any, files: Any, take: Any = None) -> list[str]:
+        names.extend(files)
+        return real(open_file, files, take)
 
-    vars(digests)["written"] = noted
+    vars(checkpoint)["damage"] = noted
     yield names
-    vars(digests)["written"] = real
+    vars(checkpoint)["damage"] = real
 
 
 def cannot_save(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str) -> dict[str, Any]:

@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from torch import Tensor
-
-from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
 from hetpipe.checkpoints.stores.shared import appears, check_seen, check_shared
 from hetpipe.checkpoints.stores.store import RankError, Store, Stored, name_of
-from hetpipe.checkpoints.stores.tensor_files import folder_tensors, read_tensors, write_tensors
 from hetpipe.files.folders import check_room, free_bytes
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
-from hetpipe.processes.whereabouts import waiting
 from hetpipe.processes.world import World
 
 STATE_FILE, SUFFIX, PARTIAL = "trainer.json", ".safetensors", ".partial"
@@ -59,20 +55,6 @@ class StoredFolder:
     def open(self, part: str) -> BufferedReader:
         return open(self.path / part, "rb")
 
-    def tensors(self) -> dict[str, Any]:
-        return folder_tensors(self.path)
-
-    def read(self, wanted: dict[str, Tensor], world: World) -> None:
-        """Fill these tensors. RankError on every rank if one cannot."""
-        read_tensors(wanted, self.path, world)
-
-    @cached_property
-    def _files(self) -> TensorFiles:
-        return TensorFiles({key: file for part in self.parts() for key, file in names_in(self.path / part).items()})
-
-    def read_one(self, key: str) -> Tensor:
-        return self._files.read(key)
-
     def check_seen(self, world: World) -> None:
         check_seen(self.path / STATE_FILE, world)
 
@@ -93,13 +75,14 @@ class PendingFolder:
         check_room(self.partial.parent, needed, f"the checkpoint of step {self.step}")
         self.partial.mkdir(parents=True)
 
-    def write(self, tensors: dict[str, Tensor], world: World) -> list[str]:
-        """Into a file of this rank's own. RankError on every rank if one cannot."""
-        with waiting():
-            return write_tensors(tensors, self.partial, world)
-
-    def open(self, part: str) -> BufferedReader:
-        return open(self.partial / part, "rb")
+    @contextmanager
+    def create(self, part: str) -> Iterator[BinaryIO]:
+        """A file, which is on the disk when the context ends."""
+        self.partial.mkdir(exist_ok=True)  # on a host that has another folder under this name, as the main rank will tell
+        with open(self.partial / part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
 
     def shows(self, part: str, size_bytes: int) -> bool:
         return appears(self.partial / part, size_bytes)

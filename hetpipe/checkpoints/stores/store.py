@@ -1,15 +1,14 @@
-"""What every store of checkpoints does. A checkpoint has tensors, which lie in parts, and a state, which is text.
+"""What every store of checkpoints does. A checkpoint has parts, which are bytes (see `tensor_files`), and a state, which is text.
 
 What holds whatever the store is in `checkpoint`: the state is written last, once the main rank sees every part whole; what has no
 state is no checkpoint; and nothing is read of one whose parts are not as they were written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from io import BufferedIOBase
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from hetpipe.processes.world import World
 
@@ -53,18 +52,6 @@ class Stored(Protocol):
         """The bytes of a part. OSError if it is not there."""
         ...
 
-    def tensors(self) -> Mapping[str, Any]:
-        """By its key, what is known of each tensor, as torch's TensorStorageMetadata says it."""
-        ...
-
-    def read(self, wanted: dict[str, Tensor], world: World) -> None:
-        """Fill these tensors with those that have their keys. OSError where one cannot be read. Collective."""
-        ...
-
-    def read_one(self, key: str) -> Tensor:
-        """A tensor, without others in memory."""
-        ...
-
     def check_seen(self, world: World) -> None:
         """InputError on every rank unless all see what the main rank has found. Collective."""
         ...
@@ -82,12 +69,8 @@ class Pending(Protocol):
         so many bytes."""
         ...
 
-    def write(self, tensors: dict[str, Tensor], world: World) -> Sequence[str]:
-        """Write this rank's tensors; returns the parts in which they are (none where others write them all). Collective."""
-        ...
-
-    def open(self, part: str) -> BufferedIOBase:
-        """The bytes of a part that this rank has written."""
+    def create(self, part: str) -> AbstractContextManager[BinaryIO]:
+        """A new part of this name, into which this rank writes; it is kept safe when the context ends."""
         ...
 
     def shows(self, part: str, size_bytes: int) -> bool:

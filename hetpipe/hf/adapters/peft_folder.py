@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hetpipe.checkpoints.stores.tensor_files import save_tensors
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.files.writing import make_folder
 from hetpipe.hf.adapters.bare import bare_chain
@@ -62,8 +62,7 @@ def write_named(
     tensors = {f"{PREFIX}{path}.{kind}": name for name, (path, kind) in trained.adapters.items()}
     tensors |= {f"{PREFIX}{outside}": name for name, outside in trained.whole.items()}
     config, target = _config(section, trained, base), make_folder(folder)
-    values = {key: read(name).contiguous() for key, name in sorted(tensors.items())}
-    save_file(values, target / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_tensors({key: read(name) for key, name in tensors.items()}, target / WEIGHTS_FILE)
     config.save_pretrained(str(target))
     if base.model is not None:
         _check_loads(tensors, base.model, target, base.otherwise)

@@ -9,10 +9,8 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
@@ -20,7 +18,9 @@ from hetpipe.checkpoints.origin.base import adapter_said, check_adapted
 from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.origin.configured import check_config
 from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
+from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.stores.tensor_files import PartTensors, save_tensors
 from hetpipe.checkpoints.trained import find_checkpoint
 from hetpipe.checkpoints.training_state import LoopState, TrainerState, read_saved
 from hetpipe.files.formats import validated
@@ -79,7 +79,7 @@ def export_weights(
     if merge and section is None:
         raise _unmerged(said=model is None and bool(adapter_said(state)))
     if model is None and adapter_said(state):
-        target = _export_named(state, saved, folder)
+        target = _export_named(state, saved, available, folder)
     elif model is not None and section is not None:
         target = _export_adapted(model, section, saved, available, folder, merge=merge)
     elif model is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in model):
@@ -106,17 +106,17 @@ def _origin_of(layers: nn.Sequential | None) -> Origin | None:
 
 
 def _export_plain(
-    layers: nn.Sequential | None, saved: Stored, available: Mapping[str, Any], folder: str | Path
+    layers: nn.Sequential | None, saved: Stored, available: PartTensors, folder: str | Path
 ) -> Path:  # fmt: skip
     if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
-    _write_shards(list(_plain_shards(available)), saved, target)
+    _write_shards(_plain_shards(available), available, target)
     return target
 
 
 def _export_adapted(
-    layers: nn.Sequential, section: AdapterSection, saved: Stored, available: Mapping[str, Any], folder: str | Path, *,
+    layers: nn.Sequential, section: AdapterSection, saved: Stored, available: PartTensors, folder: str | Path, *,
     merge: bool,
 ) -> Path:  # fmt: skip
     """Adapters, or the whole model with them."""
@@ -125,7 +125,7 @@ def _export_adapted(
     check_adapted(read_saved(saved), list(layers), saved)
 
     def read(name: str) -> Tensor:
-        return saved.read_one(f"{MODEL}{name}")
+        return available.read(f"{MODEL}{name}")
 
     if not merge:
         return write_adapters(layers, section, read, folder)
@@ -151,7 +151,9 @@ def _of_its_base(parts: Iterable[dict[str, Tensor]], layers: nn.Sequential, save
     check_numbers(read_saved(saved).base_numbers, numbers_of_base(layers, alone()), saved)
 
 
-def _export_named(state: TrainerState | LoopState, saved: Stored, folder: str | Path) -> Path:
+def _export_named(
+    state: TrainerState | LoopState, saved: Stored, available: PartTensors, folder: str | Path
+) -> Path:  # fmt: skip
     """Adapters, by what a checkpoint says of them."""
     names = state.adapter_names if isinstance(state, LoopState) else None
     if names is None:
@@ -162,7 +164,7 @@ def _export_named(state: TrainerState | LoopState, saved: Stored, folder: str | 
     parts = {name: split_kind(outside) for name, outside in names.items()}
     trained = Trained({name: part for name, part in parts.items() if part[1]},
                       {name: names[name] for name, part in parts.items() if not part[1]})  # fmt: skip
-    return write_named(trained, section, lambda name: saved.read_one(f"{MODEL}{name}"), folder, Base())
+    return write_named(trained, section, lambda name: available.read(f"{MODEL}{name}"), folder, Base())
 
 
 def _filled(parts: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -177,7 +179,7 @@ def _filled(parts: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
         yield shard
 
 
-def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str, Any], folder: str | Path) -> Path:
+def _export_folder(layers: nn.Sequential, saved: Stored, available: PartTensors, folder: str | Path) -> Path:
     """Write a folder that transformers loads."""
     shards = list(_shards(layers))
     missing = [key for shard in shards for key in shard.values() if key not in available]
@@ -185,13 +187,15 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: Mapping[str,
         raise InputError(f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
                          "model are not in it): it was saved from another model")  # fmt: skip
     origin, target = _own(layers[0]).origin, make_folder(folder)
-    origin.write_config(target, _write_shards(shards, saved, target, lambda tensors: as_stored(origin.model, tensors)))
+    origin.write_config(target, _write_shards(shards, available, target, lambda tensors: as_stored(origin.model, tensors)))
     return target
 
 
-def _write_shards(shards: Iterable[Mapping[str, str]], saved: Stored, target: Path, stored: Convert = dict) -> torch.dtype:
+def _write_shards(
+    shards: Iterable[Mapping[str, str]], available: PartTensors, target: Path, stored: Convert = dict
+) -> torch.dtype:  # fmt: skip
     """Files of tensors of a checkpoint, by their keys there (see `_write_files`)."""
-    return _write_files(({name: saved.read_one(key) for name, key in shard.items()} for shard in shards), target, stored)
+    return _write_files(({name: available.read(key) for name, key in shard.items()} for shard in shards), target, stored)
 
 
 def _write_files(parts: Iterator[dict[str, Tensor]], target: Path, stored: Convert = dict) -> torch.dtype:
@@ -200,7 +204,7 @@ def _write_files(parts: Iterator[dict[str, Tensor]], target: Path, stored: Conve
     files, total, dtypes = list[list[str]](), 0, Counter[torch.dtype]()
     while (part := next(parts, None)) is not None:
         tensors = stored(part)
-        save_file(tensors, target / f"part-{len(files)}", metadata={"format": "pt"})
+        save_tensors(tensors, target / f"part-{len(files)}")
         files.append(list(tensors))
         total += sum(t.numel() * t.element_size() for t in tensors.values())
         for tensor in filter(torch.is_floating_point, tensors.values()):
@@ -252,12 +256,12 @@ def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
         yield shard
 
 
-def _plain_shards(available: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _plain_shards(available: Mapping[str, Described]) -> Iterator[dict[str, str]]:
     """Name in the model → key in the checkpoint, one mapping a file; a tied parameter under each of its names."""
     shard, size = dict[str, str](), 0
     for key in sorted((key for key in available if key.startswith(MODEL)), key=natural_key):
         shard[key.removeprefix(MODEL)] = key
-        size += available[key].size.numel() * available[key].properties.dtype.itemsize
+        size += available[key].size_bytes
         if size >= SHARD_BYTES:
             yield shard
             shard, size = {}, 0

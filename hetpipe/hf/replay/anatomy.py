@@ -203,9 +203,9 @@ def telling_sizes(model: nn.Module) -> tuple[int, int]:
 
 def _check_dry(model: nn.Module, anatomy: Anatomy, trace: Trace, extras: Mapping[str, Tensor]) -> None:
     """What layers are given must be what they are given where values are missing before the first."""
-    skeleton = skeleton_of(model, anatomy, {path: model.get_submodule(path) for path in anatomy.shared})
+    shared = {path: model.get_submodule(path) for path in anatomy.shared}
     assert trace.first is not None
-    with reasons():
+    with reasons(), skeleton_of(model, anatomy).lent(shared, {}) as skeleton:
         calls = skeleton.calls(trace.first, extras)
     for number, (real, dry) in enumerate(zip(trace.calls, calls, strict=True)):
         if real.name != dry.name or _shapes(real) != _shapes(dry):

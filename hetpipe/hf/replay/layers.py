@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop, features_of, skeleton_of
 from hetpipe.layers.losses.chunked import losses_of_logits, token_losses
-from hetpipe.layers.model import Tensors, as_tuple, as_value
+from hetpipe.layers.model import Tensors, as_tuple, as_value, came_along, send_along
 
-_CALLS, _CHOICE = "_hetpipe_calls", "_experts_implementation"
+_CHOICE = "_experts_implementation"
 GROUPED = ("grouped_mm", "batched_mm")  # transformers' names of the two ways to multiply by experts
 
 
@@ -29,10 +30,11 @@ class Part(HFLayer):
     """A layer of the chain, which holds these modules of the model, by their paths, and runs the rest of it around them."""
 
     def __init__(
-        self, model: nn.Module, anatomy: Anatomy, paths: Sequence[str], extras: Sequence[str], layer: int | None = None, *,
+        self, model: nn.Module, skeleton: Skeleton, paths: Sequence[str], extras: Sequence[str], layer: int | None = None, *,
         labels: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        anatomy = skeleton.anatomy
         self.extras, self.number, self.labels = tuple(extras), layer, labels
         names = _own_names([*paths, *anatomy.tables])
         self.paths = {own: path for own, path in names.items() if path not in anatomy.tables}
@@ -44,8 +46,7 @@ class Part(HFLayer):
         if layer is not None:
             self.layer = model.get_submodule(anatomy.layers)[layer]  # type: ignore[index]
             self.experts = any(getattr(config, _CHOICE, None) in GROUPED for config in _configs(self.layer))
-        held = {path: getattr(self, own) for own, path in self.paths.items()}
-        self.__dict__["skeleton"] = skeleton_of(model, anatomy, held)  # no module of this one: its tensors have no values
+        self.__dict__["skeleton"] = skeleton  # no module of this one: its tensors have no values
 
     def _hold(self, own: str, model: nn.Module, path: str) -> None:
         owner, _, name = path.rpartition(".")
@@ -55,22 +56,11 @@ class Part(HFLayer):
         else:
             self.register_buffer(own, module._buffers[name], persistent=name not in module._non_persistent_buffers_set)
 
-    def ready(self) -> Skeleton:
-        """The rest of the model, with the modules that this layer holds now."""
+    def ready(self) -> AbstractContextManager[Skeleton]:
+        """The rest of the model, in here with the modules that this layer holds now."""
         skeleton: Skeleton = self.__dict__["skeleton"]
-        for own, path in self.paths.items():
-            skeleton.put(path, self._modules[own])  # type: ignore[arg-type]
-        for own, path in self.tables.items():
-            skeleton.put_tensor(path, getattr(self, own))
-        return skeleton
-
-    def mode(self, training: bool) -> None:
-        """Of the rest of the model; what this layer holds is in the mode that it is in. Dropout before the first layer is not
-        drawn where its result is not used, or else later numbers would depend on the cut."""
-        own = {id(module) for module in self.modules()}
-        for module in self.__dict__["skeleton"].modules():
-            if id(module) not in own:
-                module.training = training
+        modules = {path: self._modules[own] for own, path in self.paths.items()}
+        return skeleton.lent(modules, {path: getattr(self, own) for own, path in self.tables.items()})
 
     def parts(self, given: Tensors) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """(tokens or features, what comes beside them, labels or nothing). ValueError where labels are missing."""
@@ -104,9 +94,9 @@ class Embedding(Part):
             found.append(call.hidden)
             raise Stop
 
-        skeleton = self.ready()
-        self.mode(self.training)
-        skeleton.run(act, input_ids=tokens, **self.named(extras))
+        with self.ready() as skeleton:
+            skeleton.mode(self.training)
+            skeleton.run(act, input_ids=tokens, **self.named(extras))
         return as_value([found[0], *extras, *labels])
 
 
@@ -115,15 +105,16 @@ class Block(Part):
 
     def forward(self, given: Tensors) -> Tensors:
         hidden, extras, labels = self.parts(given)
-        calls: list[Call] | None = getattr(hidden, _CALLS, None)
+        calls: list[Call] | None = came_along(hidden)
         if calls is None:
-            calls = self.ready().calls(hidden, self.named(extras))
+            with self.ready() as skeleton:
+                calls = skeleton.calls(hidden, self.named(extras))
         assert self.number is not None
         if self.experts:
             choose_experts(self.layer, hidden)
         out = features_of(calls[self.number].on(self.layer, hidden))
         if not torch.compiler.is_compiling():
-            setattr(out, _CALLS, calls)  # for the next layer, where it is on this device
+            send_along(out, calls)
         return as_value([out, *extras, *labels])
 
 
@@ -139,40 +130,42 @@ class Head(Part):
         hidden, extras, labels = self.parts(given)
         if labels and self.linear is not None:
             return self._losses(self.linear, hidden, extras, labels[0])
-        logits: Tensor = self._run(self.ready(), hidden, extras).logits
+        with self.ready() as skeleton:
+            logits: Tensor = self._run(skeleton, hidden, extras).logits
         return losses_of_logits(logits, labels[0]) if labels else logits
 
     def _run(self, skeleton: Skeleton, hidden: Tensor, extras: Sequence[Tensor]) -> Any:
-        last = len(skeleton.slots) - 1
+        """Dropout before the first layer is not drawn, or else later numbers would depend on the cut."""
 
         def act(number: int, call: Call) -> Tensor:
-            if number < last:
+            if number < skeleton.count - 1:
                 return call.hidden
-            self.mode(self.training)
+            skeleton.mode(self.training)
             return hidden
 
-        self.mode(False)
+        skeleton.mode(False)
         return skeleton.dry(hidden, self.named(extras), act)
 
     def _losses(self, path: str, hidden: Tensor, extras: Sequence[Tensor], labels: Tensor) -> Tensors:
         """Without the linear layer, whose input is taken."""
-        skeleton, found = self.ready(), list[Tensor]()
-        linear = skeleton.model.get_submodule(path)
-        if type(linear) is not nn.Linear:  # an adapter, say
-            raise ValueError(
-                f"the loss is computed with the weight of {path!r}, which must be a plain nn.Linear and is of type "
-                f"{type(linear).__name__}: build the model without labels, or leave its head as it is"
-            )
+        found = list[Tensor]()
 
         def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
             found.append(args[0])
             raise Stop
 
-        handle = linear.register_forward_pre_hook(stop)
-        try:
-            self._run(skeleton, hidden, extras)
-        finally:
-            handle.remove()
+        with self.ready() as skeleton:
+            linear = skeleton.model.get_submodule(path)
+            if type(linear) is not nn.Linear:  # an adapter, say
+                raise ValueError(
+                    f"the loss is computed with the weight of {path!r}, which must be a plain nn.Linear and is of type "
+                    f"{type(linear).__name__}: build the model without labels, or leave its head as it is"
+                )
+            handle = linear.register_forward_pre_hook(stop)
+            try:
+                self._run(skeleton, hidden, extras)
+            finally:
+                handle.remove()
         return token_losses(found[0], linear.weight, linear.bias, labels)
 
 
@@ -182,12 +175,13 @@ def chain(
     """The model, on the meta device, as a chain. What no token comes through is not trained."""
     for path in anatomy.idle:
         model.get_submodule(path).requires_grad_(False)
-    first = Embedding(model, anatomy, [*anatomy.embed, *anatomy.idle], extras, labels=labels)
+    skeleton = skeleton_of(model, anatomy)
+    first = Embedding(model, skeleton, [*anatomy.embed, *anatomy.idle], extras, labels=labels)
     children: OrderedDict[str, HFLayer] = OrderedDict(embed=first)
     for number in range(len(model.get_submodule(anatomy.layers))):
-        children[f"layer{number}"] = Block(model, anatomy, anatomy.shared, extras, number, labels=labels)
+        children[f"layer{number}"] = Block(model, skeleton, anatomy.shared, extras, number, labels=labels)
     paths = list(dict.fromkeys([*anatomy.shared, *anatomy.head]))
-    children["head"] = head = Head(model, anatomy, paths, extras, labels=labels)
+    children["head"] = head = Head(model, skeleton, paths, extras, labels=labels)
     head.words, head.linear = anatomy.words, anatomy.logits
     return Origin(model, folder).assemble(children).train()  # what a layer shares with a skeleton was set to evaluation
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from hetpipe.layers.untouched.kept import Fixed
 
 PREFERRED = ("hidden_states", "x", "hidden", "inputs", "input")
 
@@ -45,16 +48,6 @@ def _are_features(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-class _Shared:
-    """A layer that a slot looks like: of a copy of the slot, too."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-
-    def __deepcopy__(self, memo: object) -> _Shared:
-        return self
-
-
 class Form(NamedTuple):
     """What a layer returns: features (`kind` is Tensor), or a tuple or list of items, of which features are the first. `alone`:
     whether the others are None."""
@@ -82,25 +75,29 @@ def features_of(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) else output
 
 
-class LeftOut(nn.Module):
-    """Stands where a layer stood, and has its attributes, which some forwards read. `form`: of what the layer returns."""
+class _Turn(Fixed):
+    """What all slots do in the run that is going on."""
 
     act: Callable[[int, Call], Tensor]
 
-    def __init__(self, layer: nn.Module, number: int, form: Form) -> None:
+
+class LeftOut(nn.Module, Fixed):
+    """Stands where a layer stood, and has its attributes, which some forwards read. `form`: of what the layer returns."""
+
+    def __init__(self, layer: nn.Module, number: int, form: Form, turn: _Turn) -> None:
         super().__init__()
-        self.__dict__["like"] = _Shared(layer)
-        self.number, self.form = number, form
+        self.__dict__["like"] = layer  # no module of this one
+        self.number, self.form, self.turn = number, form, turn
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["like"].layer, name)
+            return getattr(self.__dict__["like"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As `act` says."""
-        return self.form.holding(self.act(self.number, Call.of(args, kwargs)))
+        """As the run's `act` says."""
+        return self.form.holding(self.turn.act(self.number, Call.of(args, kwargs)))
 
 
 class Zeros(nn.Module):
@@ -167,48 +164,65 @@ class Anatomy:
 
 
 class Skeleton(nn.Module):
-    """The model without its layers. Modules that a layer of the chain holds are put in before each run, since what holds them
-    may have replaced them (by adapters)."""
+    """The model without its layers, of which a process has one: it is lent to the layers of the chain one after the other, and
+    has the modules of a layer while that runs. Else it has modules without values, and zeros where the trained ones stood that
+    run before the first layer."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
+    def __init__(self, model: nn.Module, anatomy: Anatomy, layers: nn.ModuleList, turn: _Turn) -> None:
         super().__init__()
-        self.model, self.anatomy, self.sizes = model, anatomy, dict[str, Any]()
+        self.model, self.anatomy, self.sizes, self.turn, self.count = model.eval(), anatomy, dict[str, Any](), turn, len(layers)
+        self.zeros = {path: Zeros(shape, self.sizes) for path, shape in anatomy.absent.items()}
+        for path, zeros in self.zeros.items():
+            owner, _, name = path.rpartition(".")
+            model.get_submodule(owner)._modules[name] = zeros
+        slots = set(layers)
+        self.outer = [module for module in model.modules() if module not in slots]
 
-    def put(self, path: str, module: nn.Module) -> None:
-        """A module at a path of the model."""
-        owner, _, name = path.rpartition(".")
-        self.model.get_submodule(owner)._modules[name] = module
+    def __deepcopy__(self, memo: object) -> Skeleton:
+        return self  # a copy of a layer runs the same rest of the model
 
-    def put_tensor(self, path: str, tensor: Any) -> None:
-        """A tensor of a module that holds layers."""
-        owner, _, name = path.rpartition(".")
-        module = self.model.get_submodule(owner)
-        held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
-        held[name] = tensor
+    @contextmanager
+    def lent(self, modules: Mapping[str, nn.Module | None], tensors: Mapping[str, Any]) -> Iterator[Skeleton]:
+        """In here the model has these modules and tensors, by their paths: as the layer holds them now, since they may have been
+        replaced (by adapters)."""
+        before = list[tuple[dict[str, Any], str, Any]]()
+        try:
+            for path, module in modules.items():
+                owner, _, name = path.rpartition(".")
+                before.append(_put(self.model.get_submodule(owner)._modules, name, module))
+            for path, tensor in tensors.items():
+                owner, _, name = path.rpartition(".")
+                module = self.model.get_submodule(owner)
+                before.append(_put(module._parameters if name in module._parameters else module._buffers, name, tensor))
+            yield self
+        finally:
+            for held, name, value in reversed(before):
+                held[name] = value
 
-    @property
-    def slots(self) -> list[LeftOut]:
-        """In the places of layers."""
-        return list(self.model.get_submodule(self.anatomy.layers).children())  # type: ignore[arg-type]
+    def mode(self, training: bool) -> None:
+        """Of all modules but those that are lent, which stay in the mode that they are in."""
+        if self.model.training != training:
+            for module in self.outer:
+                module.training = training
 
     def run(self, act: Callable[[int, Call], Tensor], **given: Any) -> Any:
         """What the forward returns; None where `act` raised Stop."""
-        for slot in self.slots:
-            slot.act = act
+        self.turn.act = act
         try:
             return self.model(**given, **options(self.anatomy.takes))
         except Stop:
             return None
+        finally:
+            del self.turn.act  # it holds what the run has found
 
     def dry(self, hidden: Tensor, extras: Mapping[str, Any], act: Callable[[int, Call], Tensor]) -> Any:
         """A run whose embedded tokens are zeros, as many as there are features."""
         samples, tokens = hidden.shape[:2]
         self.sizes.update(b=samples, t=tokens, device=hidden.device)
-        for module in self.model.modules():
-            if isinstance(module, Zeros):
-                module.take_type(hidden.dtype)
-        zeros = torch.zeros(samples, tokens, self.anatomy.features, dtype=hidden.dtype, device=hidden.device)
-        return self.run(act, inputs_embeds=zeros, **extras)
+        for zeros in self.zeros.values():
+            zeros.take_type(hidden.dtype)
+        features = torch.zeros(samples, tokens, self.anatomy.features, dtype=hidden.dtype, device=hidden.device)
+        return self.run(act, inputs_embeds=features, **extras)
 
     def calls(self, hidden: Tensor, extras: Mapping[str, Any]) -> list[Call]:
         """What each layer is given."""
@@ -216,10 +230,11 @@ class Skeleton(nn.Module):
 
         def act(number: int, call: Call) -> Tensor:
             found.append(call)
-            if number == len(self.slots) - 1:
+            if number == self.count - 1:
                 raise Stop
             return call.hidden
 
+        self.mode(False)
         with torch.no_grad():
             self.dry(hidden, extras, act)
         return found
@@ -231,19 +246,22 @@ def without_cache(config: Any) -> Any:
     return config
 
 
-def skeleton_of(model: nn.Module, anatomy: Anatomy, held: Mapping[str, nn.Module]) -> Skeleton:
-    """A copy of the model without its layers and with these modules, and, where they are not among these, zeros in place of what
-    the trained modules before the first layer give."""
-    layers = model.get_submodule(anatomy.layers)
-    memo: dict[int, Any] = {id(module): module for module in held.values()}
-    memo[id(layers)] = nn.ModuleList([LeftOut(layer, i, anatomy.form) for i, layer in enumerate(layers.children())])
+def skeleton_of(model: nn.Module, anatomy: Anatomy) -> Skeleton:
+    """A copy of the model without its layers, and with zeros in place of what the trained modules before the first layer give."""
+    layers, turn = model.get_submodule(anatomy.layers), _Turn()
+    slots = nn.ModuleList([LeftOut(layer, number, anatomy.form, turn) for number, layer in enumerate(layers.children())])
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    memo: dict[int, Any] = {id(layers): slots}
     memo |= {id(tensor): tensor for module in model.modules() for tensor in own_tensors(module).values()}
-    memo |= {id(m.config): without_cache(copy.copy(m.config)) for m in model.modules() if hasattr(m, "config")}
-    skeleton = Skeleton(copy.deepcopy(model, memo).eval(), anatomy)
-    for path, shape in anatomy.absent.items():
-        if path not in held:
-            skeleton.put(path, Zeros(shape, skeleton.sizes))
-    return skeleton
+    memo |= {key: without_cache(copy.copy(config)) for key, config in configs.items()}
+    return Skeleton(copy.deepcopy(model, memo), anatomy, slots, turn)
+
+
+def _put(held: dict[str, Any], name: str, value: Any) -> tuple[dict[str, Any], str, Any]:
+    """Put a value there; returns the place, and what was in it."""
+    place = held, name, held[name]
+    held[name] = value
+    return place
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:

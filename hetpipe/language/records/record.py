@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from hetpipe.files.messages import InputError, listed
 
 TEXT_EXTRA = "pip install 'hetpipe[text]'"
+MOST_FIRST = 8  # records that an error names
 MOST_NAMED = 12  # keys that a note names
 
 
@@ -32,8 +33,13 @@ class Faults:
     def add(self, where: str, why: object) -> None:
         """One more."""
         self.count += 1
-        if len(self.first) < 8:
+        if len(self.first) < MOST_FIRST:
             self.first.append(f"{where}: {why}")
+
+    def join(self, other: Faults) -> None:
+        """Those of the records behind these."""
+        self.count += other.count
+        self.first = [*self.first, *other.first][:MOST_FIRST]
 
     def raise_any(self, what: str, of: int, advice: str = "") -> None:
         """InputError if there is one."""

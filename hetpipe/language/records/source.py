@@ -12,11 +12,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.language.records.contents import Contents, contents_of
 from hetpipe.language.records.files import KINDS, plain, records_of
 from hetpipe.language.records.record import TEXT_EXTRA, Record
 
 HUB = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+LINES = ".jsonl"  # the ending of files with a record in each line
 HELD_OUT = re.compile(r"(?:^|[^a-z])(test|valid|validation|val|dev|eval|evaluation|heldout)(?:[^a-z]|$)", re.IGNORECASE)
+
+
+class Found(NamedTuple):
+    """What is in the files of a source, in their order: their names, and what each holds."""
+
+    names: tuple[str, ...]
+    contents: tuple[Contents, ...]
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes they have."""
+        return sum(each.size for each in self.contents)
+
+    def records(self, limit: int | None) -> int | None:
+        """Return how many records they have, of which so many are read at most; None where their lines do not tell."""
+        if not all(name.endswith(LINES) for name in self.names):
+            return None
+        lines = sum(each.lines for each in self.contents)
+        return lines if limit is None else min(lines, limit)
 
 
 class Source(NamedTuple):
@@ -60,6 +81,17 @@ class Source(NamedTuple):
             raise InputError(f"{cut(str(double), 200)} is named twice: its records would count twice")
         return found
 
+    def found(self) -> Found | None:
+        """Return what is in the files; None where that is not known: of a data set of the hub that is in no files."""
+        names, contents = list[str](), list[Contents]()
+        for place in self.places():
+            paths = [place] if isinstance(place, Path) else _files_of(_loaded(place, self.split, self.subset))
+            if not paths:
+                return None
+            names += map(str, paths)
+            contents += map(contents_of, paths)
+        return Found(tuple(names), tuple(contents))
+
     def records(self) -> Iterator[Record]:
         """Yield all records, in the order of the files' names in a folder. InputError where there are none."""
         return islice(self._all(), self.limit)
@@ -91,6 +123,17 @@ def _matching(pattern: str) -> list[Path]:
 
 
 def _hub(name: str, split: str, subset: str | None) -> Iterator[Record]:
+    for number, row in enumerate(_loaded(name, split, subset), 1):
+        yield Record(f"{name}, split {split}, record {number}", plain(row))
+
+
+def _files_of(rows: Any) -> list[Path]:
+    """The files that hold a data set of the hub on this machine; empty where it is in memory."""
+    return [Path(each["filename"]) for each in getattr(rows, "cache_files", ())]
+
+
+def _loaded(name: str, split: str, subset: str | None) -> Any:
+    """A data set of the hub, as the library `datasets` has it."""
     try:
         import datasets
     except ImportError:
@@ -98,11 +141,9 @@ def _hub(name: str, split: str, subset: str | None) -> Iterator[Record]:
             f"there is no file or folder {name!r} (from {Path.cwd()}); for a data set of this name of the hub, {TEXT_EXTRA}"
         ) from None
     try:
-        rows = datasets.load_dataset(name, subset, split=split)
+        return datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # whatever it says of a name, a split, a network
         raise InputError(
             f"there is no file or folder {name!r} (from {Path.cwd()}), and as a data set of the hub, split {split!r}, it cannot "
             f"be had: {cut(' '.join(str(error).split()))}"
         ) from error
-    for number, row in enumerate(rows, 1):
-        yield Record(f"{name}, split {split}, record {number}", plain(row))

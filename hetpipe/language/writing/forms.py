@@ -78,21 +78,21 @@ class Fit(NamedTuple):
 
 
 class Forms:
-    """What suits a template, by the build of chats."""
+    """What suits a template. `known`: what was found for the first chat of each build, or why none suits."""
 
     def __init__(self, template: Template) -> None:
-        self.template, self._known = template, dict[Any, Fit | str]()
+        self.template, self.known = template, dict[Any, Fit | str]()
 
     def fit(self, turns: Sequence[Turn], tools: Tools, options: Mapping[str, Any]) -> Fit:
         """UnusableError says what the template does not write of a chat up to an answer: a content, a call, a tool, or what was
         thought before this answer. (What was thought before earlier ones it may leave out.)"""
         build = _build(turns, tools, options)
-        if build not in self._known:
+        if build not in self.known:
             try:
-                self._known[build] = self._found(turns, tools, options)
+                self.known[build] = self._found(turns, tools, options)
             except UnusableError as error:
-                self._known[build] = str(error)
-        found = self._known[build]
+                self.known[build] = str(error)
+        found = self.known[build]
         if isinstance(found, str):
             raise UnusableError(found)
         return found

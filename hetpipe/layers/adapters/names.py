@@ -3,7 +3,7 @@ of; without one, in the chain as it was written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from torch import nn
@@ -32,18 +32,27 @@ def library_names(layer: nn.Module, model: nn.Module) -> dict[str, str]:
         layer: holds modules of the model, the same objects, or tensors of it. What else it holds has no name there.
         model: as the library makes it; on the meta device, too.
     """
+    return names_in(model)(layer)
+
+
+def names_in(model: nn.Module) -> Callable[[nn.Module], dict[str, str]]:
+    """`library_names` of any layer: the model is walked once."""
     paths, names = {module: path for path, module in model.named_modules()}, dict[int, str]()
     for name, tensor in tensors_of(model).items():
         names.setdefault(id(tensor), name)
-    found = dict[str, str]()
-    for own, tensor in tensors_of(layer).items():
-        path, _, last = own.rpartition(".")
-        module = layer.get_submodule(path)
-        if module in paths:
-            found[own] = joined(paths[module], last)
-        elif id(tensor) in names:
-            found[own] = names[id(tensor)]
-    return found
+
+    def of_layer(layer: nn.Module) -> dict[str, str]:
+        found = dict[str, str]()
+        for own, tensor in tensors_of(layer).items():
+            path, _, last = own.rpartition(".")
+            module = layer.get_submodule(path)
+            if module in paths:
+                found[own] = joined(paths[module], last)
+            elif id(tensor) in names:
+                found[own] = names[id(tensor)]
+        return found
+
+    return of_layer
 
 
 def names_of(label: str, layer: nn.Module) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import cut
 from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
-from hetpipe.layers.model import Tensors, as_tuple, as_value, batch_size
+from hetpipe.layers.model import alongside, as_tuple, as_value
 from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
@@ -29,87 +29,22 @@ from hetpipe.layers.trials.compare import (
     NEAR,
     NONE,
     Difference,
-    growing,
-    lie_in,
     of_rows,
     of_sums,
     tolerance,
 )
-from hetpipe.layers.trials.still import Still, fixed_seeds
+from hetpipe.layers.trials.rows import TrialRows
+from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly, fingerprint
 
-ROWS = 4  # that a model is tried on, at most
 OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in other batches
 CUT = "A batch is cut into micro-batches and shared out, so gradients would be wrong."
 ACCEPT = (
     "To accept that each micro-batch is a batch of its own to it, write 'coupled_layers: per_microbatch' in the job's model "
     'section, or coupled_layers="per_microbatch" in hetpipe.wrap and hetpipe.auto'
 )
-
-
-class TrialRows(NamedTuple):
-    """The tensors at one place of the chain: of all rows together, and of two parts of them, of so many `rows` each."""
-
-    whole: tuple[Tensor, ...]
-    parts: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-    rows: tuple[int, int]
-
-    def double(self) -> TrialRows:
-        """These numbers in float64."""
-        return self.each(lambda t: t.double() if t.is_floating_point() else t)
-
-    def to(self, device: torch.device) -> TrialRows:
-        """These numbers on a device."""
-        return self.each(lambda t: t.to(device))
-
-    def cut_anew(self) -> TrialRows:
-        """With parts of the whole, as they lie in it."""
-        parts = []
-        for whole, first, second in zip(self.whole, *self.parts, strict=True):
-            d = growing(whole, (first, second))
-            sizes = None if d is None else [first.shape[d], second.shape[d]]
-            cut = (whole, whole) if d is None or sizes is None else torch.split(whole.detach(), sizes, d)
-            parts.append([t.detach().requires_grad_(whole.requires_grad) for t in cut])
-        return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
-
-    def without_rounding(self, most: float | None = None) -> TrialRows:
-        """With parts of the whole where these are but for rounding (see `lie_in`): both begin alike."""
-        own, cut = (list(zip(*rows.parts, strict=True)) for rows in (self, self.cut_anew()))
-        parts = [b if lie_in(whole, a, most) else a for whole, a, b in zip(self.whole, own, cut, strict=True)]
-        return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> TrialRows:
-        """Other tensors in the places of these."""
-        whole, first, second = (
-            tuple(change(t.detach()).requires_grad_(t.requires_grad) for t in tensors) for tensors in (self.whole, *self.parts)
-        )
-        return TrialRows(whole, (first, second), self.rows)
-
-
-def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
-    """A few rows of a batch of the model's inputs, no two alike: where they are, or there is one, others are made by turning."""
-    rows = min(ROWS, batch_size(inputs))
-    taken = tuple(t[:rows].detach() for t in as_tuple(inputs))
-    flat = taken[0].reshape(rows, -1)
-    if rows == 1 or bool((flat == flat[:1]).all()):
-        with without_autocast(taken[0].device):
-            return tuple(torch.cat([t[:1].roll(k, 1) if t.ndim > 1 else t[:1] for k in range(max(2, rows))]) for t in taken)
-    return taken
-
-
-def sizes_to_try(samples: int) -> tuple[int, int, int]:
-    """Of the whole, and of its two parts, where there are so many samples."""
-    rows = max(2, min(ROWS, samples))
-    return rows, rows // 2, rows - rows // 2
-
-
-def cut_to_try(inputs: Tensors) -> TrialRows:
-    """A few rows of a batch of the model's inputs, together and in two parts."""
-    rows = rows_to_try(inputs)
-    _, middle, rest = sizes_to_try(len(rows[0]))
-    return TrialRows(rows, (tuple(t[:middle] for t in rows), tuple(t[middle:] for t in rows)), (middle, rest))
 
 
 class Outcome(NamedTuple):
@@ -187,22 +122,31 @@ class _Trial:
         self.rounded = False  # whether what differs is rounding, of which the layers behind it would make more
         columns = [column for column in zip(given.whole, *given.parts, strict=True) if column[0].is_floating_point()]
         self.exact = not _all(of_rows(whole, parts, given.rows, ALIKE) for whole, *parts in columns).share  # as far as is known
+        self.quiet = self.drew = False  # whether nothing seems to be drawn; whether anything was
         with torch.no_grad():
             still, other = Still(), Still()
             self.of_part = [t.shape for t in self.forward(given.parts[0], still)]
             if still.seeds:
                 self.forward(given.parts[0], other, "another run")
                 self.fixed = fixed_seeds(still, other)
-        put_back()
         self.scales, self.grows = list[float](), list[bool]()  # of what the layer gives: how large it is; whether with the rows
-        self.whole = self.run(given.whole, zeros=True)
-        put_back()
-        first, second = (part / sum(given.rows) for part in given.rows)
-        run = self.run(given.parts[0], first)
-        self.again = self.run(given.parts[0], first)  # in the state in which that run left the layer
-        put_back()
-        self.parts = run, self.run(given.parts[1], second)
-        put_back()
+        self.run_all()
+        if self.quiet and self.drew:
+            self.quiet = False
+            self.run_all()
+
+    def run_all(self) -> None:
+        """The whole, and the parts, the first of them twice."""
+        self.put_back()
+        self.whole = self.run(self.given.whole, zeros=True)
+        self.quiet = not (self.drew or self.exact)  # nothing was drawn in forward and backward, and there is nothing to look at
+        self.put_back()
+        first, second = (part / sum(self.given.rows) for part in self.given.rows)
+        run = self.run(self.given.parts[0], first)
+        self.again = self.run(self.given.parts[0], first)  # in the state in which that run left the layer
+        self.put_back()
+        self.parts = run, self.run(self.given.parts[1], second)
+        self.put_back()
 
     @property
     def given_on(self) -> TrialRows:
@@ -213,31 +157,40 @@ class _Trial:
 
     def forward(self, leaves: Sequence[Tensor], still: Still | None = None, seed: str = "run") -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
-        given = [alias(t) if t.requires_grad and torch.is_grad_enabled() else t.clone() for t in leaves]
-        with drawing(seed), eagerly(), (still or Still(self.fixed)) as still:
-            found = as_tuple(self.layer(as_value(given)))
-        self.exact &= still.exact
-        return found
+        given = [alongside(alias(t) if t.requires_grad and torch.is_grad_enabled() else t.clone(), t) for t in leaves]
+        with drawing(seed), eagerly(), self.still(still):
+            return as_tuple(self.layer(as_value(given)))
+
+    @contextmanager
+    def still(self, still: Still | None = None) -> Iterator[None]:
+        """In here what is drawn is the same number everywhere, and what is computed is looked at."""
+        watch = Quiet() if self.quiet and still is None else still or Still(self.fixed)
+        with watch:
+            yield
+        self.exact &= watch.exact
+        self.drew |= watch.drew
 
     def run(self, tensors: Sequence[Tensor], part: float = 1.0, *, zeros: bool = False) -> _Run:
         """A forward of this part of the rows, and its gradients; with `zeros` those of zero, too, without a state."""
-        leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-        named = {name: p for name, p in self.layer.named_parameters() if p.requires_grad}
+        leaves = [alongside(t.detach().clone().requires_grad_(t.requires_grad), t) for t in tensors]
+        named = dict(_named(list(self.layer.named_modules()), "_parameters"))
+        own = {id(t) for t in (*leaves, *named.values())}
+        named = {name: p for name, p in named.items() if p.requires_grad}
         outputs = self.forward(leaves)
         if not self.scales:
             self.scales = [_scale(t.detach()) for t in outputs]
             self.grows = [t.shape != shape for t, shape in zip(outputs, self.of_part, strict=True)]
-        own = {id(t) for t in (*leaves, *self.layer.parameters())}
         foreign = [t for t in gradient_leaves(outputs) if id(t) not in own]
         inputs = [t for t in leaves if t.requires_grad]
         names, wanted = [*(f"input {k}" for k in range(len(inputs))), *named], [*inputs, *named.values()]
         of_zero = self.gradients(outputs, wanted, part, 0.0, keep=True) if zeros else [None] * len(wanted)
         added = [name for name, g in zip(names, of_zero, strict=True) if g is not None and bool(g.isfinite().all() and g.any())]
         made = self.gradients(outputs, wanted, part)
-        held = () if zeros else (*self.layer.named_buffers(), *self.layer.named_parameters())
+        modules = [] if zeros else list(self.layer.named_modules())  # it may have another one now
+        held = (*_named(modules, "_buffers"), *_named(modules, "_parameters"))
         state = {name: (tuple(t.shape), int(fingerprint([t.detach()]))) for name, t in held}
-        plain = {} if zeros else plain_numbers(self.layer)
-        found = tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs)
+        plain = plain_numbers(modules)
+        found = tuple(alongside(t.detach().requires_grad_(t.requires_grad), t) for t in outputs)
         return _Run(found, made[: len(inputs)], made[len(inputs) :], added, state, plain, foreign)
 
     def gradients(
@@ -250,9 +203,8 @@ class _Trial:
         seeds = [torch.sin(t.detach() / scale) + 0.3 if grows else torch.full_like(t, part) for t, scale, grows in ends]
         seeds = [(factor * seed).to(t.dtype) for seed, (t, _, _) in zip(seeds, ends, strict=True)]
         apart = without_autocast(ends[0][0].device)
-        with drawing("run"), eagerly(), apart, Still(self.fixed) as still:  # a layer that checkpoints draws again
+        with drawing("run"), eagerly(), apart, self.still():  # a layer that checkpoints draws again
             found = torch.autograd.grad([t for t, _, _ in ends], list(leaves), seeds, retain_graph=keep, allow_unused=True)
-        self.exact &= still.exact
         return [None if g is None else g.to_dense() if g.is_sparse else g for g in found]
 
     def fault(self) -> str | None:
@@ -357,11 +309,21 @@ class _Trial:
         return _all(of_rows(a, [b], (1,), most) for a, b in pairs) | self.outputs(most) | self.slopes()
 
 
-def plain_numbers(layer: nn.Module) -> dict[str, Tensor]:
-    """The tensors of floating-point numbers that a layer and its modules have as plain attributes, as they are now."""
+def _named(modules: Sequence[tuple[str, nn.Module]], held: str) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, or buffers, of modules by name, each once, as they are now."""
+    seen = set[int]()
+    for prefix, module in modules:
+        for name, tensor in getattr(module, held).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def plain_numbers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, Tensor]:
+    """The tensors of floating-point numbers that these modules have as plain attributes, as they are now."""
     return {
         f"{prefix}.{name}".lstrip("."): tensor.detach().clone()
-        for prefix, module in layer.named_modules()
+        for prefix, module in modules
         for name, tensor in vars(module).items()
         if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex())
         if tensor.layout == torch.strided and not tensor.is_meta

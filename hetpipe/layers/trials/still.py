@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _CHANCE = ("dropout_p", "dropout")  # arguments of operations that draw inside
+_INSTEAD = ("native_dropout", "_fused_dropout")  # which do without another way; their argument is p
 
 
 class Still(TorchDispatchMode):
@@ -22,26 +24,33 @@ class Still(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.exact = True  # that no number had fewer bits than those of float64
         self.seeds = dict[int, bytes]()  # of the generators that were drawn from → their states before
-        self._fixed, self._drawn = fixed, list[Tensor]()
+        self._fixed, self._drawn, self._anywhere = fixed, list[Tensor](), False
+
+    @property
+    def drew(self) -> bool:
+        """Whether anything would have been drawn."""
+        return bool(self.seeds) or self._anywhere
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = self._result(func, list(args), dict(kwargs or {}))
+        name, draws = _kind(func)
+        if draws:
+            result = self._drawn_result(name, func, list(args), dict(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
+            if self._drawn and name in ("sort", "topk") and self._was_drawn(args[0]):
+                result = result[0], torch.arange(len(args[0]) - 1, -1, -1, device=result[1].device)[: len(result[1])]
         if self.exact:
             self.exact = not any(_is_rounded(item) for item in (result if isinstance(result, tuple | list) else (result,)))
         return result
 
-    def _result(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.partition("::")[2].rstrip("_")
-        if torch.Tag.nondeterministic_seeded not in func.tags and name != "random":
-            result = func(*args, **kwargs)
-            if name in ("sort", "topk") and self._was_drawn(args[0]):
-                return result[0], torch.arange(len(args[0]) - 1, -1, -1, device=result[1].device)[: len(result[1])]
-            return result
+    def _drawn_result(self, name: str, func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if _never_draws(func, args, kwargs):
+            return func(*args, **kwargs)
         if self._is_fixed(args, kwargs):
             return func(*args, **kwargs)
         inside = _without_chance(func, args, kwargs)
         result = func(*args, **kwargs)
-        if name in ("native_dropout", "_fused_dropout"):
+        if name in _INSTEAD:
             return args[0].clone(), torch.ones_like(result[1])
         if inside or not isinstance(result, Tensor):
             return result
@@ -61,11 +70,40 @@ class Still(TorchDispatchMode):
         """Whether the generator from which will be drawn has a seed that is always the same; notes its state."""
         generator = _generator(args, kwargs)
         if generator is None:
+            self._anywhere = True
             return False
         seed = generator.initial_seed()
         if seed not in self.seeds:
             self.seeds[seed] = generator.get_state().numpy().tobytes()
         return seed in self._fixed
+
+
+class Quiet:
+    """A stand-in for Still where nothing is expected to be drawn, and operations then cost nothing more: `drew` says whether
+    torch's own generators were drawn from all the same."""
+
+    def __init__(self) -> None:
+        self.exact, self.drew = True, False  # it looks at no number; ask it only of what is rounded already
+        self._before = list[Tensor]()
+
+    def __enter__(self) -> Quiet:
+        self._before = _states()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drew |= not all(map(torch.equal, self._before, _states()))
+
+
+def _states() -> list[Tensor]:
+    """Of torch's generators on the CPU and, where CUDA is in use, on the current GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+@cache
+def _kind(func: Any) -> tuple[str, bool]:
+    """The name of an operation, without its namespace, and whether it may draw."""
+    name = func._schema.name.partition("::")[2].rstrip("_")
+    return name, torch.Tag.nondeterministic_seeded in func.tags or name == "random"
 
 
 def _is_rounded(value: object) -> bool:
@@ -89,6 +127,14 @@ def _generator(args: list[Any], kwargs: dict[str, Any]) -> torch.Generator | Non
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator if device.type == "cpu" else None
+
+
+def _never_draws(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the operation draws inside for chances that are all zero here, as attention without dropout has them."""
+    names = ("p",) if _kind(func)[0] in _INSTEAD else _CHANCE
+    places = [(place, argument) for place, argument in enumerate(func._schema.arguments) if argument.name in names]
+    given = [args[at] if at < len(args) else kwargs.get(a.name, a.default_value) for at, a in places]
+    return bool(given) and all(type(chance) in (int, float) and chance == 0 for chance in given)
 
 
 def _without_chance(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any
 
@@ -19,6 +19,13 @@ DEPTH = 5  # of what a module holds that is no module
 MOST_ITEMS = 10_000  # of a container
 # Containers are read, and written, by what Python's own have for it: the methods of somebody's class may refuse, or do more.
 KINDS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+OWN = frozenset(KINDS)
+PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device))  # nothing in them changes
+Generator: Any = torch.Generator | np.random.Generator | random.Random
+
+
+class Fixed:
+    """What no forward changes, by its class: nothing in an object of it is looked at, nor put back."""
 
 
 @contextmanager
@@ -34,34 +41,76 @@ def kept(module: nn.Module) -> Iterator[None]:
 
 def remember(module: nn.Module, *, parameters: bool = False) -> Callable[[], None]:
     """A function that puts back what the module holds now (and, with `parameters`, their values); it may be called again."""
-    undo = [_tensor(p) for p in module.parameters() if not p.is_meta] if parameters else list[Callable[[], None]]()
-    _remember(module, undo, {}, 0)
+    walk = _Walk()
+    if parameters:
+        walk.undo += [_tensor(p) for p in module.parameters() if not p.is_meta]
+    walk.remember(module, 0)
 
     def put_back() -> None:
         with torch.no_grad():
-            for action in undo:
+            for action in walk.undo:
                 action()
+        if any(walk.empty):
+            for held in walk.empty:
+                held.clear()
 
     return put_back
 
 
-def _remember(value: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:
-    if isinstance(value, nn.Parameter) or id(value) in seen or depth > DEPTH:
-        return
-    seen[id(value)] = value  # alive, so that its id is no other's
-    if isinstance(value, Tensor):
-        if not value.is_meta:
-            undo.append(_tensor(value))
-    elif (kind := next((kind for kind in KINDS if issubclass(type(value), kind)), None)) is not None:
-        if kind.__len__(value) <= MOST_ITEMS:
-            _contents(value, kind, undo, seen, depth)
-        _attributes(value, undo, seen, depth + 1)
-    elif isinstance(value, torch.Generator | np.random.Generator | random.Random):
-        undo.append(_generator(value))
-    elif isinstance(value, nn.Module):
-        _attributes(value, undo, seen, 0)
-    elif _is_plain(value):
-        _attributes(value, undo, seen, depth + 1)
+class _Walk:
+    """What is reached from a module, each once: how it is put back, and the containers in which nothing was, of Python's own
+    classes: most of what a module holds."""
+
+    def __init__(self) -> None:
+        self.undo, self.empty, self._seen = list[Callable[[], None]](), list[Any](), dict[int, Any]()
+
+    def remember(self, value: Any, depth: int) -> None:
+        """Walk from here."""
+        kind = type(value)
+        if kind in PLAIN or id(value) in self._seen or depth > DEPTH:
+            return
+        what = _what(kind)  # type: ignore[arg-type]
+        if what is Fixed:
+            return
+        self._seen[id(value)] = value  # alive, so that its id is no other's
+        if what is Tensor:
+            if not value.is_meta and not isinstance(value, nn.Parameter):
+                self.undo.append(_tensor(value))
+        elif what in KINDS:
+            count = what.__len__(value)
+            if count <= MOST_ITEMS:
+                self._contents(value, what, depth)
+            if count or kind not in OWN:
+                self._attributes(value, depth + 1)
+        elif what is Generator:
+            self.undo.append(_generator(value))
+        elif what is nn.Module:
+            self._attributes(value, 0)
+        elif _is_plain(value):
+            self._attributes(value, depth + 1)
+
+    def _attributes(self, value: Any, depth: int) -> None:
+        own = getattr(value, "__dict__", None)
+        if own is not value and issubclass(type(own), dict):
+            self._contents(own, dict, depth)
+
+    def _contents(self, held: Any, kind: Any, depth: int) -> None:
+        if not kind.__len__(held) and type(held) in OWN:
+            self.empty.append(held)
+            return
+        items = tuple(kind.values(held) if issubclass(kind, dict) else kind.__iter__(held))
+        if issubclass(kind, dict):
+            self.undo.append(partial(_put_back_mapping, kind, held, tuple(kind.keys(held)), items))
+        else:
+            self.undo.append(partial(PUT_BACK[kind], held, items))
+        for item in items:
+            self.remember(item, depth + 1)
+
+
+@cache
+def _what(kind: type) -> Any:
+    """Which of these an object of this class is; None: of none."""
+    return next((known for known in (Fixed, Tensor, *KINDS, Generator, nn.Module) if issubclass(kind, known)), None)
 
 
 def _tensor(tensor: Tensor) -> Callable[[], None]:
@@ -83,7 +132,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def _generator(generator: torch.Generator | np.random.Generator | random.Random) -> Callable[[], None]:
+def _generator(generator: Any) -> Callable[[], None]:
     if isinstance(generator, torch.Generator):
         return partial(_set, generator.set_state, generator.get_state())
     if isinstance(generator, np.random.Generator):
@@ -95,26 +144,8 @@ def _set(function: Callable[[Tensor], object], state: Tensor) -> None:
     function(state)
 
 
-def _attributes(value: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:
-    own = getattr(value, "__dict__", None)
-    if own is not value and issubclass(type(own), dict):
-        _contents(own, dict, undo, seen, depth)
-
-
-def _contents(held: Any, kind: Any, undo: list[Callable[[], None]], seen: dict[int, Any], depth: int) -> None:
-    items = tuple(kind.values(held) if issubclass(kind, dict) else kind.__iter__(held))
-    if issubclass(kind, dict):
-        undo.append(partial(_put_back_mapping, kind, held, tuple(kind.keys(held)), items))
-    else:
-        undo.append(partial(PUT_BACK[kind], held, items))
-    for item in items:
-        _remember(item, undo, seen, depth + 1)
-
-
 def _put_back_mapping(kind: Any, held: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
     """What changed only, and where keys did, all in their order."""
-    if not keys and not kind.__len__(held):
-        return
     now = tuple(kind.keys(held))
     if _are(now, keys):
         found = tuple(kind.values(held))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -50,12 +51,12 @@ class Statement:
 
     def numbers(self) -> list[float]:
         """For a message."""
-        return [*self.given, *self.counted, *(getattr(self, field.name) for field in fields(self)[2:])]
+        return [*self.given, *self.counted, *_SUMS(self)]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Statement:
         """The inverse of `numbers`."""
-        replicas = (len(numbers) - len(fields(cls)) + 2) // 2
+        replicas = (len(numbers) - len(_SUMMED)) // 2
         return cls(list(numbers[:replicas]), list(numbers[replicas : 2 * replicas]), *numbers[2 * replicas :])
 
     def shaped(self, shapes: RowShapes | None, like: RowShapes) -> list[float]:
@@ -88,6 +89,10 @@ class Statement:
                     f"replica {replica}: its first stage was given {given:.0f} samples of inputs, its last stage {counted:.0f} "
                     "of targets; give both the same share"
                 )
+
+
+_SUMMED = [field.name for field in fields(Statement)[2:]]  # all but `given` and `counted`, which have a number for each replica
+_SUMS = attrgetter(*_SUMMED)
 
 
 @dataclass(frozen=True)

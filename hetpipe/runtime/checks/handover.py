@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from operator import attrgetter, is_not
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +48,50 @@ SEARCHES = (
 )
 
 
+_GRADIENT, _VERSION = attrgetter("grad"), attrgetter("_version")  # asked of all parameters in each step, without calls of Python
+
+
+class _Marks(NamedTuple):
+    """Parameters and their gradients, and the version that each of both had."""
+
+    parameters: Sequence[nn.Parameter]
+    versions: Sequence[int]
+    gradients: Sequence[Tensor]
+    gradient_versions: Sequence[int]
+
+    @classmethod
+    def of(cls, parameters: Sequence[nn.Parameter]) -> _Marks:
+        """Return those of these parameters that have a gradient, as they are now."""
+        with_gradient = [p for p in parameters if p.grad is not None]
+        gradients = list(map(_GRADIENT, with_gradient))
+        return cls(with_gradient, list(map(_VERSION, with_gradient)), gradients, list(map(_VERSION, gradients)))
+
+    def stepped(self) -> bool:
+        """Whether any parameter has changed."""
+        return list(map(_VERSION, self.parameters)) != self.versions
+
+    def differ(self) -> bool:
+        """Whether any gradient is another, or has changed."""
+        return any(map(is_not, map(_GRADIENT, self.parameters), self.gradients)) or (
+            list(map(_VERSION, self.gradients)) != self.gradient_versions
+        )
+
+    def are_gone(self) -> bool:
+        """Whether there were gradients, and each is dropped, or was set to zero."""
+        found = zip(map(_GRADIENT, self.parameters), self.gradient_versions, strict=True)
+        return bool(self.parameters) and all(_is_gone(gradient, version) for gradient, version in found)
+
+
+_NO_MARKS = _Marks([], [], [], [])
+
+
 class Handover:
     """Looks at what becomes of the gradients of these parameters, which train."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
         self._ids = {id(p) for p in self._parameters}
-        self._marks: list[tuple[nn.Parameter, int, Tensor, int]] = []  # with its version, its gradient, and that one's version
+        self._marks = _NO_MARKS
         self._lost = self._taken = self._told = self._inside = self._left_out = False
         self._stepping = False  # whether an optimizer takes its step
         self._others = self._noted = False  # whether an optimizer has stepped that has none of them, and whether that was said
@@ -73,19 +111,20 @@ class Handover:
 
     def begin(self, *, kept: bool) -> str | None:
         """Another step begins, which drops the gradients of the one before, or keeps them: what is said where they are gone."""
-        gone = kept and bool(self._marks) and all(_is_gone(p.grad, version) for p, _, _, version in self._marks)
-        unused = bool(self._marks) and not self._taken and all(p._version == version for p, version, _, _ in self._marks)
+        marks = self._marks
+        gone = kept and marks.are_gone()
+        unused = bool(marks.parameters) and not self._taken and not marks.stepped()
         if unused and self._others and not kept and not self._noted:
             self._noted = True
             if first_to_say(OTHERS):
                 warn(OTHERS)
-        self._lost = not kept and (self._lost or (unused and not self._differ()))
-        self._marks, self._taken, self._others, self._left_out = [], False, False, False
+        self._lost = not kept and (self._lost or (unused and not marks.differ()))
+        self._marks, self._taken, self._others, self._left_out = _NO_MARKS, False, False, False
         return GONE if gone else None
 
     def made(self) -> None:
         """The gradients of a step are ready for an optimizer, as they are now."""
-        self._marks = [(p, p._version, p.grad, p.grad._version) for p in self._parameters if p.grad is not None]
+        self._marks = _Marks.of(self._parameters)
 
     def leave_out(self) -> None:
         """Gradients have overflowed: an optimizer that takes its step all the same finds none, and so leaves all parameters, and
@@ -97,9 +136,6 @@ class Handover:
     def _drop(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _differ(self) -> bool:
-        return any(p.grad is not gradient or gradient._version != version for p, _, gradient, version in self._marks)
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer has one of the parameters."""
@@ -119,7 +155,7 @@ class Handover:
             self._drop()
         if self._lost and not self._taken:
             raise InputError(LOST)
-        if not self._taken and not self._told and self._differ():
+        if not self._taken and not self._told and self._marks.differ():
             self._told = True
             if first_to_say(CHANGED):
                 warn(CHANGED)
@@ -130,7 +166,7 @@ class Handover:
 
     def forget(self) -> None:
         """There are none, and none is missed."""
-        self._marks, self._lost = [], False
+        self._marks, self._lost = _NO_MARKS, False
 
     def close(self) -> None:
         """Look no longer."""

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.transforms import written_names
 from hetpipe.processes.world import World
+
+# What is asked of all modules and parameters in each step: without a call of Python for any of them.
+_PARAMETERS, _CHILDREN, _VALUES = attrgetter("_parameters"), attrgetter("_modules"), methodcaller("values")
+_STATE = attrgetter("requires_grad", "dtype", "device")
 
 
 class Trained:
     """The parameters of these layers, which of them require gradients, and of what type they are."""
 
     def __init__(self, layers: nn.Module) -> None:
-        self._layers, self._modules = layers, list(layers.modules())
-        self._seen = self._now()
+        self._layers = layers
+        self._look()
         self._names = _named(layers)
         self._states = {name: _state(p) for name, p in self._names.items()}
 
-    def _now(self) -> list[tuple[object, object]]:
-        """Each parameter, and each module that is in another: the objects themselves, as an id may be another's later."""
-        parameters = [(p, _state(p)) for module in self._modules for p in module._parameters.values() if p is not None]
-        return [*parameters, *((child, None) for module in self._modules for child in module._modules.values())]
+    def _look(self) -> None:
+        """Remember what there is now."""
+        self._modules = list(self._layers.modules())
+        self._held = self._now()
+        self._parameters = [held for held in self._held if isinstance(held, Tensor)]
+        self._seen = list(map(_STATE, self._parameters))
+
+    def _now(self) -> list[object]:
+        """Return each parameter, and each module that is in another: the objects themselves, as an id may be another's later."""
+        places = chain(map(_PARAMETERS, self._modules), map(_CHILDREN, self._modules))
+        return [*chain.from_iterable(map(_VALUES, places))]
 
     def check(self) -> None:
-        """InputError where that has changed."""
+        """InputError where that has changed. Every step asks it, so what has not changed must be found quickly."""
         now = self._now()
-        if len(now) == len(self._seen) and all(a is b and x == y for (a, x), (b, y) in zip(now, self._seen, strict=True)):
+        same = len(now) == len(self._held) and all(map(is_, now, self._held))
+        if same and list(map(_STATE, self._parameters)) == self._seen:
             return
         told = []
         for name, parameter in _named(self._layers).items():
@@ -41,7 +55,7 @@ class Trained:
                 told += [f"{name!r} was {a}, and is {b}" for a, b in _differences(self._states[name], now_state)]
         told += [f"{name!r} is gone" for name in self._names.keys() - _named(self._layers).keys()]
         if not told:  # modules without parameters have changed
-            self._seen, self._modules = now, list(self._layers.modules())
+            self._look()
             return
         raise InputError(
             f"what is trained has changed since the engine was made: {cut('; '.join(told))}. Sums of gradients, and what stages "

@@ -16,7 +16,8 @@ from hetpipe.layers.numbers import computing, without_autocast
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, tied_layers
 from hetpipe.layers.stage import Stage
-from hetpipe.layers.trials.layer_check import Outcome, cut_to_try, try_layers
+from hetpipe.layers.trials.layer_check import Outcome, try_layers
+from hetpipe.layers.trials.rows import cut_to_try
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import World
 from hetpipe.runtime.checks import stale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +12,13 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
-from hetpipe.layers.model import Model, Tensors, as_tuple, as_value, move, named_layers, split_rows
+from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, tied_layers
 from hetpipe.layers.stage import Stage
-from hetpipe.layers.trials.layer_check import (
-    Outcome,
-    TrialRows,
-    cut_to_try,
-    norms_off,
-    sizes_to_try,
-    try_layers,
-)
+from hetpipe.layers.trials.layer_check import Outcome, norms_off, try_layers
+from hetpipe.layers.trials.rows import TrialRows, cut_to_try, sizes_to_try
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
@@ -39,6 +34,13 @@ from hetpipe.runtime.stages.transfers import Room
 from hetpipe.runtime.stages.trying import Trying
 from hetpipe.spec.number_types import NumberTypes
 from hetpipe.spec.plan import Plan
+
+
+class _Crossing(NamedTuple):
+    """What enters and leaves a stage with each micro-batch, and how many first stages of the replica run forwards only."""
+
+    ends: list[Ends]
+    frozen: int
 
 
 class TorchEngine(PlanEngine):
@@ -72,6 +74,8 @@ class TorchEngine(PlanEngine):
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], int | None], StageRun] = {}
+        # What the last step was, in training or not: its sizes and the shapes of its samples, and what crossed the boundaries.
+        self._crossed: dict[bool, tuple[tuple[tuple[int, ...], RowShapes], _Crossing]] = {}
         self._watch(groups.owners)
 
     def _gradient_sync(self, groups: PlanGroups) -> GradientSync:
@@ -121,22 +125,23 @@ class TorchEngine(PlanEngine):
         meter.add(emulation.transient_bytes, "the recomputed layer")
         return meter
 
-    def _ends(self, sizes: Sequence[int], *, training: bool) -> list[Ends]:
-        rows = {size: self.boundaries.of(size, training=training, shapes=self._shapes) for size in set(sizes)}
-        inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
-        return list(zip(inputs, outputs, strict=True))
-
-    def _frozen(self, sizes: Sequence[int]) -> int:
-        """How many first stages of this replica run forwards only, with micro-batches of any of these sizes."""
-        rows = [self.boundaries.of(size, training=True, shapes=self._shapes) for size in set(sizes)]
-        return min(forward_stages([row[stage.layers[1]] for stage in self._replica_plan.stages[:-1]]) for row in rows)
+    def _crossing(self, sizes: tuple[int, ...], *, training: bool) -> _Crossing:
+        """What crosses the boundaries with micro-batches of these sizes: that of the step before where it was of the same."""
+        key, known = (sizes, self._shapes), self._crossed.get(training)
+        if known is None or known[0] != key:
+            rows = {size: self.boundaries.of(size, training=training, shapes=self._shapes) for size in set(sizes)}
+            inputs, outputs = (joint_gradients([rows[size][at] for size in sizes]) for at in self._stage_plan.layers)
+            bounds = [stage.layers[1] for stage in self._replica_plan.stages[:-1]]
+            frozen = min(forward_stages([row[at] for at in bounds]) for row in rows.values())
+            known = self._crossed[training] = key, _Crossing(list(zip(inputs, outputs, strict=True)), frozen)
+        return known[1]
 
     @property
     def _own_types(self) -> StageTypes:
         return self.boundaries.stages[self.index]
 
     def _run(self, sizes: tuple[int, ...], *, training: bool) -> StageRun:
-        key = sizes, self._frozen(sizes) if training else None
+        key = sizes, self._crossing(sizes, training=True).frozen if training else None
         if key not in self._runs:
             planned = self._replica_plan.microbatch_sizes
             for old in [k for k in self._runs if (k[1] is not None) == training and not (training and k[0] == planned)]:
@@ -162,6 +167,7 @@ class TorchEngine(PlanEngine):
     def _retyped(self) -> None:
         """What crosses the boundaries has other types: their buffers are made anew."""
         self._runs.clear()
+        self._crossed.clear()
         self._empty_rooms()
         self.stage.types = self._own_types
 
@@ -177,20 +183,21 @@ class TorchEngine(PlanEngine):
         self._last_size = sizes[-1]
         given = self._microbatches(sizes, inputs)
         with self._holding([*(given or ()), *(w.targets for w in wanted or ())]):
-            losses = self._run(sizes, training=True).run(self._ends(sizes, training=True), given, wanted)
+            losses = self._run(sizes, training=True).run(self._crossing(sizes, training=True).ends, given, wanted)
         return [loss.double() * w.weight for loss, w in zip(losses, wanted or (), strict=True)]
 
     def _holding(self, batches: Sequence[Tensors]) -> AbstractContextManager[None]:
         """Let an emulated device hold the inputs and targets of a whole step."""
         meter = self.recorder.meter
-        every = [t for batch in batches for t in as_tuple(batch)]
-        return meter.lent(every, "the inputs and targets of a step") if meter is not None else nullcontext()
+        if meter is None:
+            return nullcontext()
+        return meter.lent([t for batch in batches for t in as_tuple(batch)], "the inputs and targets of a step")
 
     def _microbatches(self, sizes: tuple[int, ...], inputs: Tensors | None) -> list[Tensors] | None:
         return split_rows(move(inputs, self.device), sizes) if inputs is not None and self.is_first else None
 
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
-        ends = self._ends(sizes, training=False)
+        ends = self._crossing(sizes, training=False).ends
         self._run(sizes, training=False).run(ends, self._microbatches(sizes, inputs), None, on_output)
         self._empty_rooms()  # a stage that keeps nothing has more micro-batches in flight than one that trains
 
@@ -198,7 +205,7 @@ class TorchEngine(PlanEngine):
         """What enters this stage, with the samples together and apart, comes through the stages before it."""
         sizes = sizes_to_try(samples)
         try:
-            ends = self._ends(sizes, training=True)
+            ends = self._crossing(sizes, training=True).ends
         except InputError as error:  # on all stages alike
             return Outcome(untried=str(error))
         cut = cut_to_try(inputs) if inputs is not None and self.is_first else None

@@ -1,0 +1,1 @@
+"""What looks at replayed models cost, and building them, by their layers."""
