@@ -1,4 +1,4 @@
-# make setup   .venv with every pinned dependency and hetpipe itself (editable); does nothing when it is up to date
+# make setup   .venv with every pinned dependency and hetpipe itself (editable), and the planner's loops, compiled; does nothing when up to date
 # make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
 # make test    the tests
 # make coverage   which part of the product's lines and branches the tests run, ranks included: a third longer than make test
@@ -36,6 +36,7 @@ $(STAMP): setup.py constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(shell grep '^torch==' constraints.txt)
 	$(PIP) -e '.[test,viz,hf,lora,pipes,trainers]'
+	-$(PY) -c 'from hetpipe.partitioners import auto; auto.ready()'
 	touch $@
 
 demo: setup

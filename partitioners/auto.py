@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.exact import best_first
 from hetpipe.partitioners.exact.best_first import ExactSearch
+from hetpipe.partitioners.exact.side_by_side import plans_below
 from hetpipe.partitioners.memory_fit.obstacle import explain, refuse
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.search import estimate, places
@@ -19,6 +20,7 @@ from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
+from hetpipe.predict.compiled import compiled_beside, left_to_python
 from hetpipe.spec.plan import Plan
 
 FEW_DEVICES = 8  # searched to the end; without a plan, or for the cheapest under a deadline, twice as many
@@ -27,10 +29,15 @@ MOST_SHARES = 4096  # samples, of which it looks at every number that a replica 
 CLOSE = 1.0001  # times the bound: nothing is left to search for
 
 
-def ready() -> None:
-    """Compile all that is compiled for `auto`, or read it from disk: outside of any time limit."""
-    for module in (best_first, estimate, line_cuts, places, relaxed, stage_orders):
+def ready(*, exact: bool = True) -> None:
+    """Compile all that is compiled for `auto`, or read it from disk: outside of any time limit. What the `exact` search needs,
+    half of the work, is left out where it is not asked for, and else compiled by a process beside this one."""
+    done = compiled_beside(best_first.__name__, plans_below) if exact else None
+    for module in (estimate, line_cuts, places, relaxed, stage_orders):
         module.ready()
+    if done is not None:
+        done()
+        best_first.ready()
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,14 @@ class Auto:
         """Search replicas, cuts and shares together."""
         require_stage_kinds(problem)
         microbatch_sizes(problem)  # says what is missing
-        if problem.progress is not None:
-            problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-        ready()
-        found = self._searched(problem, Limit.of(problem))
+        if len(problem.cluster.devices) == 1:
+            with left_to_python():
+                found = self._searched(problem, Limit.of(problem))
+        else:
+            if problem.progress is not None:
+                problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
+            ready(exact=not self._is_large(problem))
+            found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
 
     def _searched(self, problem: Problem, limit: Limit) -> Solution:

@@ -21,12 +21,10 @@ from hetpipe.spec.cluster import Link
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.adapters.base import Base
 from hetpipe.whatif.adapters.lora import parse_lora
-from hetpipe.whatif.answer import SECONDS, Optimizer, Question, answer
 from hetpipe.whatif.cards import Cards, known_cards
-from hetpipe.whatif.machine import parse_cards
+from hetpipe.whatif.machine import SECONDS, Optimizer, parse_cards
 from hetpipe.whatif.models import NamedModel, find_model
 from hetpipe.whatif.precisions import parse_choice
-from hetpipe.whatif.table import answer_table, as_json
 
 Texts = list[str]
 
@@ -59,6 +57,9 @@ def what_if(
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Before you buy: predict a model's tokens per second, memory and price on cards that you name, from shipped measurements."""
+    from hetpipe.whatif.answer import Question, answer  # and with it the planner
+    from hetpipe.whatif.table import answer_table, as_json
+
     check_output(output)
     known = known_cards() if cards is None else known_cards().with_more(Cards.load(cards))
     machines = tuple(parse_cards(text, known) for text in gpus)

@@ -221,7 +221,9 @@ def about(forward: Array, backward: Array, occupied: Array, latency: Array, whic
                         state[x, s] += times * later
                 i += times * every
         if every >= then:
-            before[:] = state
+            for x in range(3):  # the whole array would take numba a second more to compile
+                for s in range(n):
+                    before[x, s] = state[x, s]
             then = i
         i += 1
     found: Array = state[0]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from pydantic import ValidationError
@@ -30,16 +29,14 @@ from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.profile import Adapted
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.estimate import Estimate, estimate
-from hetpipe.whatif.machine import Machine, as_cluster, cards_text
+from hetpipe.whatif.machine import SECONDS, Machine, Optimizer, as_cluster, cards_text
 from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.order import Timed, in_order
 from hetpipe.whatif.precisions import Single, choose, same_times, singles, turns
 from hetpipe.whatif.shared import Origins, TimesOrigin, for_bf16, with_cards, with_note
 
-SECONDS = 4.0  # for each row's search
 MEASURED: tuple[Precision, ...] = ("fp32", "fp16")  # precisions of what is shipped
 STATE_BYTES = {"adamw": 2.0, "momentum": 1.0, "sgd": 0.0}  # of optimizer state for each byte of parameters
-Optimizer = Literal["adamw", "momentum", "sgd"]
 Progress = Callable[[str], None]
 
 

@@ -1,10 +1,12 @@
-"""The cards that were asked for, as a cluster: one machine, or several."""
+"""What was asked for: the cards, as a cluster of one machine, or several; and what a question says by default. Commands import it
+without the planner."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from hetpipe.files.limits import MOST_DEVICES
 from hetpipe.files.messages import InputError, shown
@@ -13,6 +15,8 @@ from hetpipe.whatif.cards import Card, Cards
 
 _SEVERAL = re.compile(r"([0-9]{1,5})\s*x\s*(.+)")
 Machine = tuple[str, ...]  # the cards in it
+Optimizer = Literal["adamw", "momentum", "sgd"]
+SECONDS = 4.0  # for each row's search
 
 
 def parse_cards(text: str, cards: Cards) -> Machine:

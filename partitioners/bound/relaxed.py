@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.partitioners.bound.labels import LABELS, PLACES, LabelSpace, label_space, list_labels, put_label
-from hetpipe.predict.compiled import compiled, get_ready
+from hetpipe.predict.compiled import compiled, get_ready, once
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -89,7 +88,7 @@ def cheapest(
     return RelaxedPipeline(found, line[:n], CALL + effort)
 
 
-@cache
+@once
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     row, square, two = np.ones((1, 2)), np.ones((1, 2, 2)), np.ones((2, 1, 2))
@@ -189,8 +188,10 @@ def _cheapest(  # noqa: C901
     V, L, effort = len(price), work.shape[1] - 1, 0
     least, ahead, spent = _before(once), _before(begin), _spent(work, price, T)
     on = 1.0 if blocking else 0.0  # transfers before it are a part of a stage
-    ways = np.where(np.arange(L + 1) > load.frozen, 2.0, 1.0)  # that something goes over each boundary
-    back, busy = on * load.hop, on * ways * load.wire
+    ways, back, busy = np.ones(L + 1), np.zeros(L + 1), np.zeros(L + 1)
+    for l in range(L + 1):  # noqa: E741
+        ways[l] = 2.0 if l > load.frozen else 1.0  # that something goes over each boundary
+        back[l], busy[l] = on * load.hop[l], on * ways[l] * load.wire[l]
     back[0] = busy[0] = 0.0
     m, largest = np.ceil(samples / b), min(b, samples)
     labels.many[:] = 0

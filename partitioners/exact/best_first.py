@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes
 from hetpipe.partitioners.stage_kinds.space import Space
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
-from hetpipe.predict.compiled import get_ready
+from hetpipe.predict.compiled import get_ready, once
 from hetpipe.predict.simulator import play, simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -246,7 +245,7 @@ class ExactSearch:
             self.problem.progress(message)
 
 
-@cache
+@once
 def ready() -> None:
     """Compile what a search calls, or read it from disk, by a search for one device: outside of any time limit."""
     layer = {"name": "all", "parameter_bytes": 1, "output_bytes_per_sample": 1, "saved_bytes_per_sample": 1}

@@ -114,8 +114,9 @@ def _block(forward: Array, backward: Array, occupied: Array, latency: Array, sen
                 taken[stage] = taken[stage] + occupied[s, j] + latency[s]
                 if s >= frozen:
                     back[stage] = back[stage] + occupied[s, j] + latency[s]
-        forward[:, j] += taken
-        backward[:, j] += back
+        for s in range(n):  # whole columns would take numba a second more to compile
+            forward[s, j] += taken[s]
+            backward[s, j] += back[s]
     for s in range(n - 1):
         sent[s + 1] = occupied[s, 1] + latency[s] if s >= frozen else 0.0
     occupied[:] = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from hetpipe.partitioners.pipelines.stage_orders import fit
 from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.predict import pipeline
-from hetpipe.predict.compiled import compiled, get_ready, inlined, twin
+from hetpipe.predict.compiled import compiled, get_ready, inlined, once, twin
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -58,7 +57,7 @@ class Fixed(NamedTuple):
     frozen: int
 
 
-@cache
+@once
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     pipeline.ready()

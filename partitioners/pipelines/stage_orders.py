@@ -3,12 +3,10 @@ kind the last stages are."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.predict.compiled import compiled, get_ready, inlined
+from hetpipe.predict.compiled import compiled, get_ready, inlined, once
 from hetpipe.predict.cost import peak_of
 
 Array = NDArray[np.float64]
@@ -16,7 +14,7 @@ Index = NDArray[np.int64]
 NEAR = 1e-3  # of the longest stage that is allowed, when its bisection ends
 
 
-@cache
+@once
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, times = np.ones(1, np.int64), np.ones((1, 2))

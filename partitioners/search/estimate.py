@@ -8,7 +8,6 @@ the last layer to the first; an adapter serves them in that order. What a plan r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.pipelines.line_cuts import Loaded, about, durations
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
-from hetpipe.predict.compiled import compiled, get_ready, inlined
+from hetpipe.predict.compiled import compiled, get_ready, inlined, once
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -98,7 +97,7 @@ class Estimates:
         return found
 
 
-@cache
+@once
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, zero, times = np.ones(1, np.int64), np.zeros((1, 1), np.int64), np.ones((1, 2, 1, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from hetpipe.partitioners.pipelines.real import Pipeline
 from hetpipe.partitioners.stage_kinds.types import Types
-from hetpipe.predict.compiled import compiled, get_ready
+from hetpipe.predict.compiled import compiled, get_ready, once
 
 Index = NDArray[np.int64]
 TILES = (1, 2, 4)  # stages in a row on one node, beside as many as it has room for
@@ -81,7 +80,7 @@ class Places:
                 np.concatenate([run[3] for run in runs]), np.concatenate([run[4] for run in runs]))  # fmt: skip
 
 
-@cache
+@once
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
