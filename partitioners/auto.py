@@ -130,7 +130,7 @@ class Auto:
         """The plan of `planner`, then the rules; on few devices, and on some more where there is no plan yet, the joint search
         from the best plan, which the bound goes on after, if that did not end. Of a time limit the planner has half."""
         few = len(problem.cluster.devices) <= FEW_DEVICES and problem.global_batch <= MOST_SHARES
-        with Planner(problem, limit.half_over, limit.late, beside=not few) as planner:
+        with Planner(problem, limit.half_over, limit.late) as planner:
             plan = planner.run()
             plans = [] if plan is None else [plan]
             plans += simple_plans(problem, planner.assembly.step, limit.late)

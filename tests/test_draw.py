@@ -82,6 +82,11 @@ def test_the_title_has_the_prediction_and_the_bound() -> None:
      ({"lower_bound_seconds": 0.05}, "proven: no plan of any kind is faster"),
      ({"lower_bound_seconds": 0.0499999, "proof": "search-bound"},
       "proven: no plan of this kind takes less than 50.0 ms; this one takes less than 0.1 % longer"),
+     ({"lower_bound_seconds": 0.04, "proof": "search-bound"},
+      ("proven: no plan of this kind takes less than 40.0 ms; this one takes 25 % longer; "
+      "the proof ended with its effort or time, and --effort long or --time-limit goes on")),
+     ({"lower_bound_seconds": 0.02}, ("proven: no plan of any kind takes less than 20.0 ms; this one takes 150 % longer; "
+      "so wide a gap says nothing about the plan")),
      ({"lower_bound_seconds": 0.0}, "proven: no plan of any kind takes less than 0 s"),
      ({"lower_bound_seconds": None, "proof": None, "gap": None}, "")],
 )  # fmt: skip

@@ -272,3 +272,33 @@ def test_layers_that_are_free_somewhere_leave_a_bound_of_nothing() -> None:
     found = Auto()(problem)
     assert checked(problem, found.plan).step_seconds == pytest.approx(checked(problem, Exhaustive()(problem).plan).step_seconds)
 
+
+
+def test_a_middle_stage_alone_on_its_node_receives_inputs_and_gradients_over_one_adapter() -> None:
+    """Three nodes of one device, each with memory for one layer. Into the middle one come 8 inputs and 8 gradients, 1 s each:
+    16 s, where each boundary alone asks for 8."""
+    layer = {"buffer_bytes": 10**9, "output_bytes_per_sample": 1_000_000}
+    cluster = make_cluster([{"a": 1}] * 3, memory=15 * 10**8, link={"bandwidth": 1e6, "latency": 0.0})
+    problem = make_problem(cluster, make_profile({"a": [0.01] * 3}, (1,), layer), 8)
+    step = checked(problem, Exhaustive()(problem).plan).step_seconds
+    assert 15.0 < Lower(Types(problem), fluid_bound(problem)).run(1.5 * step, 1e8) <= step * ROUNDING
+
+
+@settings(max_examples=60, **UNHURRIED)
+@given(data=st.data())
+def test_no_plan_over_slow_adapters_is_below_the_bound(data: st.DataObject) -> None:
+    """Nodes of one device, some of two; measured links and given ones; frozen layers; transfers that overlap or block."""
+    problem = data.draw(SMALL.filter(searchable))
+    slow: dict[str, object] = {"bandwidth": data.draw(st.sampled_from([1e4, 1e5, 1e6, 1e7])), "latency": 0.01}
+    if data.draw(st.booleans()):
+        slow = {"points": [[0, 0.01], [1000, 0.02], [100_000, data.draw(st.sampled_from([0.03, 0.5]))]]}
+    devices = [device.type for device in problem.cluster.devices]
+    apart = [{"name": f"n{i}", "devices": {kind: 1}} for i, kind in enumerate(devices)]
+    given_ = problem.cluster.model_dump(mode="json", exclude_none=True) | {"nodes": apart, "link": slow, "links": []}
+    profile = problem.profile.model_copy(update={"links": ()})
+    problem = replace(problem, cluster=Cluster.parse(given_, "apart"), profile=profile)
+    try:
+        best = checked(problem, Exhaustive()(problem).plan).step_seconds
+    except (PartitionError, InputError):
+        return
+    assert Lower(Types(problem), fluid_bound(problem)).run(1.5 * best, 20_000_000) <= best * ROUNDING

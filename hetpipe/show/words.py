@@ -15,6 +15,8 @@ from hetpipe.study.scene import Edge, LaneScene, Scene, StageScene
 
 TIGHT, MANY_TIMES = 0.9, 10  # of a device's memory
 _EXACT = 1e-6  # a gap that is rounding
+_CLOSE = 0.0005  # a gap below which no percentage is shown
+_WIDE = 1.0  # a gap above which the bound leaves out what decides the step
 FEW_STAGES = 6  # up to which each has a sentence of its own
 PROOFS = {
     "exhaustive": "the whole class of plans was searched",
@@ -305,7 +307,10 @@ def bound_line(scene: Scene) -> str:
     bound = f"proven: {plans} takes less than {human_seconds(predicted.lower_bound_seconds)}"
     if gap is None:
         return bound
-    return f"{bound}; this one takes {percent(gap) if gap >= 0.0005 else 'less than 0.1 %'} longer"
+    text = f"{bound}; this one takes {percent(gap) if gap >= _CLOSE else 'less than 0.1 %'} longer"
+    if predicted.proof == "search-bound" and gap >= _CLOSE:
+        text += "; the proof ended with its effort or time, and --effort long or --time-limit goes on"
+    return f"{text}; so wide a gap says nothing about the plan" if gap > _WIDE else text
 
 
 def headlines(scene: Scene) -> list[str]:

@@ -12,6 +12,7 @@ from hetpipe.partitioners.bound.relaxed import Memory, PipelineDemand
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.plan_class import allowed_families, cluster_sizes
 from hetpipe.partitioners.stage_kinds.types import Types
+from hetpipe.partitioners.stage_kinds.wires import link_seconds
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -78,18 +79,20 @@ class Demand:
     def load(self, b: int, low: int, high: int, R: int) -> PipelineDemand:
         """Pipelines of `low` to `high` samples, beside R − 1 or more others, in micro-batches of b: m = ⌊low / b⌋ full ones, and
         one of q = low mod b samples or more. The first forward is of b samples, or of q where m = 0; the last backward of q or
-        more, and where `high` is not `low` and m > 0, of any number. All goes over the best link there is."""
+        more, and where `high` is not `low` and m > 0, of any number. All goes over the best link that the stage's type can
+        have."""
         m, q = divmod(low, b)
         first = b if m else q
         last = first if not m else (q or b) if low == high else 1
         full, rest = self._times(b, b), self._times(b, q)
         work, actions = m * full + rest if m else rest, m + (q > 0)
         wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
+        at = self.types.at[self.usable(b)]
         return PipelineDemand(
             work=work.sum(axis=0), backward=work[1], again=self.types.costs.again(work[0]), work_more=2 * self.more * actions,
             once_more=2 * self.more, longest=self._longest(b), hiding=self._hiding(rest if q else full),
-            wire=wires.min(axis=0), sums=self._sums(b, R), b=b, samples=low, frozen=self.types.costs.first_trained,
-            **self._ends(b, first, last),
+            wire=wires.min(axis=1)[at], sums=self._sums(b, R), b=b, samples=low, frozen=self.types.costs.first_trained,
+            **self._ends(b, first, last), **self._crossing(b, m, q),
         )  # fmt: skip
 
     def _hiding(self, last: Array) -> Array:
@@ -103,23 +106,47 @@ class Demand:
         beyond = [np.diff(x.sum(axis=0)).min(axis=0)[::-1].cumsum()[::-1] for x in (begin, end)]
         back = np.arange(self.L + 1) > self.types.costs.first_trained
         links = self._links(first).sum(axis=0) + np.where(back, self._links(last).sum(axis=0), 0.0)
+        at = self.types.at[self.usable(b)]
         return {
             "once": begin[0] + end[1], "once_again": self.types.costs.again(end[0]), "ahead": begin[0],
-            "hop": links.min(axis=0), "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
+            "hop": links.min(axis=1)[at], "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
         }  # fmt: skip
 
     @memoized
     def _links(self, size: int) -> Array:
-        """`Types.transfer`, that between nodes and those inside one after the other [2, 1 + K·K, L + 1]."""
+        """`Types.transfer` by the type of one end: between nodes, then to each type inside one [2, K, 1 + K, L + 1]."""
         between, inside = self.types.transfer(size)
-        return np.concatenate([between[:, None], inside.reshape(2, -1, self.L + 1)], axis=1)
+        apart = np.broadcast_to(between[:, None, None], (2, self.types.K, 1, self.L + 1))
+        return np.concatenate([apart, inside], axis=2)
 
     @memoized
     def _held(self, size: int) -> Array:
-        """How long a transfer holds its link, or its devices where it blocks them [1 + K·K, L + 1]."""
+        """How long a transfer holds its link, or its devices where it blocks them [K, 1 + K, L + 1]."""
         links = self._links(size)
         found: Array = links.sum(axis=0) if self.blocking else links[0]
         return found
+
+    def _crossing(self, b: int, m: int, q: int) -> dict[str, Array]:
+        """What the adapters of nodes with one device need for all micro-batches of each boundary: `arrive` into the node and
+        `leave` out of it, seconds [V, L + 1], 0 for kinds on larger nodes; and `counted`, the most seconds of one transfer
+        between nodes [L + 1]. Transfers that block compute share no adapter."""
+        rates = self.types.lone_rates[self.types.at[self.usable(b)]]
+        moved, counted = np.zeros(self.L + 1), np.zeros(self.L + 1)
+        if not self.blocking and np.isfinite(rates).any():
+            each, counted = self._carried(b)
+            rest = 0.0 if any(link.points for link in self.types.between) else q / b  # a part of a measured transfer: unknown
+            moved = (m + rest) * each
+        return {"arrive": moved / rates[:, 1:], "leave": moved / rates[:, :1], "counted": counted}
+
+    @memoized
+    def _carried(self, b: int) -> tuple[Array, Array]:
+        """The least bytes of a transfer of b samples between nodes, as `contention` has them, and its most seconds, by boundary
+        [L + 1]; nothing before the first layer and after the last."""
+        sizes = np.concatenate([[0.0], self.problem.profile.output_bytes[:-1] * b, [0.0]])
+        seconds = [link_seconds(link, sizes) for link in self.types.between]
+        held = [np.maximum(0.0, x - link.seconds(0)) for x, link in zip(seconds, self.types.between, strict=True)]
+        moved = [np.minimum(sizes, x * link.peak) for x, link in zip(held, self.types.between, strict=True)]
+        return np.minimum.reduce(moved), np.maximum.reduce(seconds)
 
     @memoized
     def _sums(self, b: int, R: int) -> Array:

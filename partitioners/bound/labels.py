@@ -42,6 +42,12 @@ def label_space(L: int) -> LabelSpace:
 
 
 @inlined
+def _class_of(room: float) -> int:
+    """The class of a label with this part of all room, in classes; the last where room has no end: no part of that is a number."""
+    return int(room) if room < LABELS - 1 else LABELS - 1
+
+
+@inlined
 def put_label(
     labels: LabelSpace, lo: int, p: int, left: float, total: float, scale: float, v: int, hi: int, behind: int, k: int
 ) -> None:
@@ -49,7 +55,7 @@ def put_label(
     least cost and the most room are kept, apart. The labels of whole pipelines are all at (0, 0, 0). Its first stage is on kind v
     and ends at hi; behind it is label k of those with `behind` + 1 stages."""
     if lo > 0:
-        x, p = min(LABELS - 1, int(left * scale)), min(p, PLACES - 1)
+        x, p = _class_of(left * scale), min(p, PLACES - 1)
     else:
         x = p = 0
     if total < labels.cost[lo, p, x]:
@@ -72,7 +78,7 @@ def list_labels(labels: LabelSpace, hi: int, hop: float, scale: float) -> None:
         for k in range(LABELS):
             free = labels.slack[hi, p, k] - hop
             if labels.cost[hi, p, k] < np.inf and free >= 0:
-                x = min(LABELS - 1, int(free * scale))
+                x = _class_of(free * scale)
                 left[x] = max(left[x], free)
                 if labels.cost[hi, p, k] < most[x]:
                     most[x], place[x] = labels.cost[hi, p, k], k

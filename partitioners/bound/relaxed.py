@@ -24,9 +24,11 @@ class PipelineDemand(NamedTuple):
     `once_again` more under recompute, `ahead` the first forward; `work_more` and `once_more` of each stage, half of it
     forward. `behind` all that the first micro-batch, and the last, have to go through from each layer on [2, L + 1], `longest`
     the most that a micro-batch takes forward and backward, and `hiding` what of `work` is the last one's, if that can hide
-    gradient sums (else 0) [2, V, L + 1]. `hop` both ways of a transfer over the best link there is, `wire` what all take one way
-    [L + 1]; and `sums` the seconds of gradient sums [V, lo, hi]. Stages that end within the first `frozen` layers only run
-    forward, and nothing comes back to them: no backward, and of `hop` the one way."""
+    gradient sums (else 0) [2, V, L + 1]. `hop` both ways of a transfer over the best link that the kind can have, `wire` what
+    all take one way [V, L + 1]. Of kinds whose nodes have one device `arrive` is what its adapter needs for all that comes over a
+    boundary, `leave` for all that goes [V, L + 1] (0 for other kinds), and `counted` at least what one way of `hop` has of a
+    transfer [L + 1]; and `sums` the seconds of gradient sums [V, lo, hi]. Stages that end within the first `frozen` layers
+    only run forward, and nothing comes back to them: no backward, and of `hop` the one way."""
 
     work: Array
     backward: Array
@@ -41,6 +43,9 @@ class PipelineDemand(NamedTuple):
     hiding: Array
     hop: Array
     wire: Array
+    arrive: Array
+    leave: Array
+    counted: Array
     sums: Array
     b: int
     samples: int
@@ -92,7 +97,7 @@ def cheapest(
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     row, square, two = np.ones((1, 2)), np.ones((1, 2, 2)), np.ones((2, 1, 2))
-    load = PipelineDemand(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row[0], row[0], square, 1, 1, 0)
+    load = PipelineDemand(row, row, row, row, row, row, 0.0, 0.0, row, two, two, row, row, row, row, row[0], square, 1, 1, 0)
     memory = Memory(np.ones((1, 2, 2, 6)), np.ones(1), True)
     get_ready(lambda: cheapest(load, np.ones(1), memory, square, 1.0, 1.0, False, False, label_space(1)))
 
@@ -119,17 +124,41 @@ def _spent(work: Array, price: Array, T: float) -> Array:
 
 
 @compiled
+def _fastest(seconds: Array) -> Array:
+    """The least of any kind at each boundary [L + 1]."""
+    found = np.full(seconds.shape[1], np.inf)
+    for v in range(len(seconds)):
+        for l in range(seconds.shape[1]):  # noqa: E741
+            found[l] = min(found[l], seconds[v, l])
+    return found
+
+
+@compiled
+def _adapter(load: PipelineDemand, v: int, lo: int, hi: int, comes: Both, first: float, last: float) -> float:
+    """The least time from the first forward of a stage to its last backward that the adapter of its node allows, if the node has
+    no other device (else 0). Before its last backward all inputs and gradients have come in; after its first forward all outputs
+    and gradients go out. `comes` says whether gradients cross the boundaries before and behind it. Only the first input and the
+    last gradient have time outside of it, which is `counted` with the hop."""
+    into = load.arrive[v, lo] + comes[1] * load.arrive[v, hi]
+    out = load.leave[v, hi] + comes[0] * load.leave[v, lo]
+    if into + out == 0:
+        return 0.0
+    found: float = max(into - load.counted[lo] + last, out - load.counted[lo] + first)
+    return found
+
+
+@compiled
 def _extended(
     labels: LabelSpace, tried: Tried, p: int, load: PipelineDemand, price: float, below: float, least: Array, ahead: Array,
-    scale: float, blocking: bool,
+    nearest: float, scale: float, blocking: bool,
 ) -> None:  # fmt: skip
-    """A stage before all that it can have behind it, p + 1 stages."""
+    """A stage before all that it can have behind it, p + 1 stages; `nearest` is the hop that their rooms are without."""
     lo, hi, v, free, taken, through, summed, ways = tried
-    after, held = summed if lo == 0 else 0.0, load.wire[hi]
+    after, held = summed if lo == 0 else 0.0, load.wire[v, hi]
     if blocking:
-        own, passed = free - taken - ways * held - after, through + load.hop[hi] + after
+        own, passed = free - taken - ways * held - after, through + load.hop[v, hi] + after
     else:  # all go over the link behind it, the first after its forward, and the last comes back
-        own, passed = free - max(taken, held + through) - after, through + after
+        own, passed = free - max(taken, held + through) - after, through + after + load.hop[v, hi] - nearest
     if own < least[lo] or own + after - summed < ahead[lo]:
         return
     for y in range(labels.many[hi, p]):
@@ -188,11 +217,12 @@ def _cheapest(  # noqa: C901
     V, L, effort = len(price), work.shape[1] - 1, 0
     least, ahead, spent = _before(once), _before(begin), _spent(work, price, T)
     on = 1.0 if blocking else 0.0  # transfers before it are a part of a stage
-    ways, back, busy = np.ones(L + 1), np.zeros(L + 1), np.zeros(L + 1)
-    for l in range(L + 1):  # noqa: E741
+    ways, back, busy = np.ones(L + 1), np.zeros((V, L + 1)), np.zeros((V, L + 1))
+    for l in range(1, L + 1):  # noqa: E741
         ways[l] = 2.0 if l > load.frozen else 1.0  # that something goes over each boundary
-        back[l], busy[l] = on * load.hop[l], on * ways[l] * load.wire[l]
-    back[0] = busy[0] = 0.0
+        for v in range(V):
+            back[v, l], busy[v, l] = on * load.hop[v, l], on * ways[l] * load.wire[v, l]
+    hop, wire = _fastest(load.hop), _fastest(load.wire)
     m, largest = np.ceil(samples / b), min(b, samples)
     labels.many[:] = 0
     labels.cost[:] = np.inf
@@ -222,7 +252,7 @@ def _cheapest(  # noqa: C901
                     if max(rooms_of) < window:
                         break
                     taken, through = plain if rooms_of[0] >= window else np.inf, first + last
-                    summed = after[v] - (ways[lo] - 1) * busy[lo] / 2  # a gradient that blocks is sent while they run
+                    summed = after[v] - (ways[lo] - 1) * busy[v, lo] / 2  # a gradient that blocks is sent while they run
                     if rooms_of[0] < window:
                         through += stage[5]
                     if rooms_of[1] >= window:
@@ -230,7 +260,8 @@ def _cheapest(  # noqa: C901
                             summed -= hiding[0, v, hi] - hiding[0, v, lo]
                         taken = min(taken, recomputed)
                     summed = max(0.0, summed)
-                    taken, through = taken + busy[lo], through + back[lo]
+                    taken = max(taken, _adapter(load, v, lo, hi, (ways[lo] - 1, comes_back), first, last))
+                    taken, through = taken + busy[v, lo], through + back[v, lo]
                     left = free - taken - (summed if lo == 0 else 0.0) - least[lo]
                     if left < 0 or free - taken - summed < ahead[lo]:
                         continue
@@ -238,10 +269,10 @@ def _cheapest(  # noqa: C901
                         put_label(labels, lo, 0, left, price[v], scale, v, L, 0, 0)
                     elif hi < L:
                         tried = Tried(lo, hi, v, free, taken, through, summed, ways[hi])
-                        _extended(labels, tried, p, load, price[v], below - spent[lo], least, ahead, scale, blocking)
+                        _extended(labels, tried, p, load, price[v], below - spent[lo], least, ahead, hop[hi], scale, blocking)
                         effort += 1 + labels.many[hi, p]
-        if lo > 0 and least[lo] < T and load.wire[lo] < np.inf and (blocking or ahead[lo] + load.wire[lo] <= T):
-            list_labels(labels, lo, 0.0 if blocking else load.hop[lo], scale)
+        if lo > 0 and least[lo] < T and wire[lo] < np.inf and (blocking or ahead[lo] + wire[lo] <= T):
+            list_labels(labels, lo, 0.0 if blocking else hop[lo], scale)
     n = lo = p = k = 0
     found: float = labels.cost[0, 0, 0]
     while lo < L and found < np.inf:

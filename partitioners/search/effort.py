@@ -29,6 +29,6 @@ class Effort(NamedTuple):
 
 EFFORTS: dict[EffortChoice, Effort] = {
     "quick": Effort(2e6, 0.0, 8, 20, 30, 20, 1, 40, 1, 150, 3e5, 0.5),
-    "normal": Effort(8e6, 5e6, 24, 50, 60, 40, 5, 120, 3, 1000, 2e6, 3.0),
+    "normal": Effort(8e6, 20e6, 24, 50, 60, 40, 5, 120, 3, 1000, 2e6, 3.0),
     "long": Effort(30e6, 180e6, 60, 150, 120, 80, 10, 400, 10, 5000, 2e7, 15.0),
 }

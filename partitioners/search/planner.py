@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, product, zip_longest
@@ -34,21 +34,19 @@ NEARLY = 1.05  # times the best step: plans from which the last moves may begin
 
 
 class Planner:
-    """The search of one problem: a plan, if one is found, and a bound. The search of plans ends when it is `late`, that of the
-    bound goes on `until` this says so; `beside` the search of plans, in a second thread (what is compiled needs no lock), or when
-    it is asked for. Nothing depends on which is faster."""
+    """The search of one problem: a plan, if one is found, and a bound. The search of plans ends when it is `late`. `prove` raises
+    the bound after that, `until` this says so: it needs the best step, which says where the bound is worth raising."""
 
     def __init__(
-        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None, *,
-        beside: bool = False,
-    ) -> None:  # fmt: skip
-        self.problem, self.late, self.until, self.beside = problem, late or problem.stopped, until or problem.stopped, beside
+        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
+    ) -> None:
+        self.problem, self.late, self.until = problem, late or problem.stopped, until or problem.stopped
         self.effort = EFFORTS[problem.effort]
         self.desk = Desk(problem, self.late)
         self.types = Types(problem)
-        self.lower, self.enough, self.over = Lower(self.types, fluid_bound(problem), self._settled), math.inf, self.late
+        self.over = self.late
+        self.lower = Lower(self.types, fluid_bound(problem), lambda: self.over())
         self.workers = ThreadPoolExecutor()
-        self.proof: Future[float] | None = None
         self.assembly = Assembly(self.desk, self.types, self.workers)
         self.parts, self.bound = list[Part](), 0.0  # of the bound, when the search of plans began
 
@@ -56,7 +54,6 @@ class Planner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.enough = -math.inf
         self.workers.shutdown(cancel_futures=True)
 
     def run(self) -> Plan | None:
@@ -64,20 +61,8 @@ class Planner:
         self.desk.say("bounding")
         self.bound = self.lower.run(math.inf, self.effort.before)  # with a T near a step wishes are worse
         self.parts = [replace(part) for part in self.lower.parts]
-        if self.beside:
-            self.proof = self.workers.submit(self._bounded)
         self._search()
         return None if self.assembly.draft is None else self.assembly.draft.plan(self.problem)
-
-    def _bounded(self) -> float:
-        """The bound, after the rest of its effort; with a time limit it goes on until that."""
-        self.over = self.until
-        most = max(self.effort.after, (self.problem.time_limit_seconds or 0.0) * PER_SECOND)
-        return self.lower.run(self.enough, most)
-
-    def _settled(self) -> bool:
-        """Whether the bound is enough, or its time is over."""
-        return self.lower.bound >= self.enough or self.over()
 
     def _search(self) -> None:
         """Look at plans of all devices."""
@@ -127,10 +112,11 @@ class Planner:
                 self.assembly.step, self.assembly.draft = seconds, better
 
     def prove(self, step: float) -> float:
-        """The bound, when the effort is done, where the best plan of all takes `step`."""
+        """The bound in seconds, raised as far as the rest of its effort goes, or the time limit, where the best plan of all takes
+        `step`."""
         self.desk.say(f"bounding; best step {step:.4g} s")
-        self.enough = step
-        return min(step, self._bounded() if self.proof is None else self.proof.result())
+        self.over = self.until
+        return min(step, self.lower.run(step, max(self.effort.after, (self.problem.time_limit_seconds or 0.0) * PER_SECOND)))
 
     def numbers(self) -> list[int]:
         """The replica counts that are worth a look: in turns those at which the bound rests and those whose equal pipelines

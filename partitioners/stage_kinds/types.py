@@ -225,6 +225,16 @@ class Types:
             for name in self.types
         ]
 
+    @cached_property
+    def lone_rates(self) -> Array:
+        """The most bytes/s out of and into a node that has a device of each type and no other [K, 2]; infinite where some node
+        with the type has several devices, so that neighbours in a pipeline may be on one node."""
+        found, rates = np.full((self.K, 2), np.inf), self.cluster.adapter_rates
+        for i, names in enumerate(self._names):
+            if self.nodes[i] == 1 and len(self.cluster.nodes) > 1:
+                found[i] = np.max([rates[name] for name in names], axis=0)
+        return found
+
     @property
     def largest_node(self) -> int:
         """Most devices of any node."""
