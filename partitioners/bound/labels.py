@@ -43,7 +43,7 @@ def label_space(L: int) -> LabelSpace:
 
 @inlined
 def _class_of(room: float) -> int:
-    """The class of a label with this part of all room, in classes; the last where room has no end: no part of that is a number."""
+    """The class of a label with this part of all room, in classes. Where room has no end, a part of it is no number: the last."""
     return int(room) if room < LABELS - 1 else LABELS - 1
 
 
