@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hetpipe.planning.workers import cores
+from hetpipe.processes.environment import cores
 
 
 def test_the_processors_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

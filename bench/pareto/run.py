@@ -19,7 +19,7 @@ from rich.console import Console
 from bench.partitioners.profiles import memory_gib, profile
 from hetpipe.planning.front import Front
 from hetpipe.planning.pareto import make_front
-from hetpipe.planning.workers import cores
+from hetpipe.processes.environment import cores
 from hetpipe.show.front_report import draw_front, front_csv, front_table
 from hetpipe.spec.clusters.catalogue import Catalogue
 from hetpipe.spec.profile import Profile

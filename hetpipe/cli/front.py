@@ -11,7 +11,7 @@ from hetpipe.files.writing import check_folder, check_output, write_text
 from hetpipe.planning.pareto import FrontWithPlans, make_front
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import note_of_precisions
-from hetpipe.planning.workers import cores
+from hetpipe.processes.environment import cores
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.show.front_report import check_picture, draw_front, front_csv, front_table
 from hetpipe.spec.cluster import Cluster

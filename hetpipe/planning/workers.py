@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -16,11 +15,6 @@ from hetpipe.planning.planner import with_prediction
 from hetpipe.spec.plan import Plan
 
 _planner: list[Partitioner] = []  # of a worker process
-
-
-def cores() -> int:
-    """How many processors this process may use: those that its affinity leaves it, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Solved(NamedTuple):

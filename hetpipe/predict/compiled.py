@@ -19,6 +19,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from hetpipe.processes.environment import cores
+
 F = TypeVar("F", bound=Callable[..., Any])
 on_disk: list[Any] = []  # compiled functions that numba keeps
 _python: list[bool] = []  # one entry for each `left_to_python` that has not ended
@@ -124,7 +126,7 @@ def compiled_beside(module: str, *functions: Any) -> Callable[[], None]:
     """Start a process that compiles what the module's `ready()` makes ready, and return what waits for it. Nothing is started
     where numba keeps all these functions already, or keeps nothing, or this process has one processor only."""
     kept = [function.by_numba for function in functions]
-    if (os.cpu_count() or 1) < 2 or not all(one in on_disk and not _index(one) for one in kept):
+    if cores() < 2 or not all(one in on_disk and not _index(one) for one in kept):
         return lambda: None
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     code = "import importlib, sys; importlib.import_module(sys.argv[1]).ready()"

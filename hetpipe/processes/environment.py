@@ -105,3 +105,8 @@ def _seconds(name: str, default: float) -> float:
             f"{default:.0f}, or unset it"
         )
     return seconds
+
+
+def cores() -> int:
+    """How many processors this process may use: those that its affinity leaves it, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

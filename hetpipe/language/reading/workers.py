@@ -17,7 +17,7 @@ from hetpipe.language.reading.shape import Shape
 from hetpipe.language.reading.texts import Texts
 from hetpipe.language.records.record import Record
 from hetpipe.language.tokenizer import PARALLEL
-from hetpipe.planning.workers import cores
+from hetpipe.processes.environment import cores
 from hetpipe.processes.ranks.forkserver import Forkserver
 
 BYTES_EACH = 8 * 2**20  # of files for a process, which takes 2 s of a processor to start, and these 5 s (bench/token_file)
