@@ -4,7 +4,9 @@ python examples/spawn.py --shares 6 2
 """
 
 import argparse
+import contextlib
 import os
+import random
 import socket
 
 import common
@@ -45,10 +47,12 @@ def train(args: argparse.Namespace) -> None:
 
 
 def free_port() -> int:
-    """A port for the ranks to meet at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port for the ranks to meet at, below those that the system gives to others until the ranks have started."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError("none of 100 ports is free")
 
 
 if __name__ == "__main__":

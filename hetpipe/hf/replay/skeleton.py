@@ -252,9 +252,14 @@ def skeleton_of(model: nn.Module, anatomy: Anatomy) -> Skeleton:
     slots = nn.ModuleList([LeftOut(layer, number, anatomy.form, turn) for number, layer in enumerate(layers.children())])
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     memo: dict[int, Any] = {id(layers): slots}
-    memo |= {id(tensor): tensor for module in model.modules() for tensor in own_tensors(module).values()}
+    memo |= {id(tensor): tensor for module in model.modules() for tensor in _all_tensors(module)}
     memo |= {key: without_cache(copy.copy(config)) for key, config in configs.items()}
     return Skeleton(copy.deepcopy(model, memo), anatomy, slots, turn)
+
+
+def _all_tensors(module: nn.Module) -> list[Tensor]:
+    """What `own_tensors` has, and the tensors that are plain attributes of the module."""
+    return [*own_tensors(module).values(), *(value for value in vars(module).values() if isinstance(value, Tensor))]
 
 
 def _put(held: dict[str, Any], name: str, value: Any) -> tuple[dict[str, Any], str, Any]:
