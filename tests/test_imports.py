@@ -33,7 +33,7 @@ def commands() -> list[list[str]]:
 
 
 def test_help_needs_neither_torch_nor_the_planner() -> None:
-    """Of all commands in one process: what one of them imports stays."""
+    """All commands run in one process: what one of them imports stays."""
     run = "import contextlib\nfrom typer.testing import CliRunner\nfrom hetpipe.cli.commands import app\n"
     run += f"assert not any(CliRunner().invoke(app, [*line, '--help']).exit_code for line in {commands()})\npass"
     assert imported(run, HEAVY) == []

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import hetpipe
+from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.build import build
 from hetpipe.hf.replay.skeleton import LeftOut, Skeleton
 from hetpipe.layers.model import named_layers
@@ -82,6 +84,28 @@ def test_what_is_lent_is_given_back() -> None:
     with pytest.raises(RuntimeError):  # labels that are no whole numbers, say: a forward that fails gives back, too
         layers[2](torch.randn(2, 8, 15))
     assert {name: id(tensor) for name, tensor in held(skeleton).items()} == {name: id(t) for name, t in before.items()}
+
+
+def test_layers_that_run_in_two_threads_at_once_are_refused() -> None:
+    layers = chain(2)
+    skeleton = layers[0].__dict__["skeleton"]
+    with skeleton.lent({}, {}), pytest.raises(RuntimeError, match="run in two threads at once, and share the rest of it"):
+        layers(torch.randint(0, 32, (2, 8)))
+    layers(torch.randint(0, 32, (2, 8)))
+
+
+def test_a_forward_that_sets_what_layers_would_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would set it of what stands in a layer's place, and the layer would not know of it."""
+    kind = transformers.Qwen3Model
+    plain = kind.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.layers[1].scale = 2.0
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", forward)
+    with pytest.raises(InputError, match="cannot be cut into layers: .*'scale' of a layer is set by what runs around the layers"):
+        build(**SIZES, num_hidden_layers=2)
 
 
 def test_a_copy_of_a_chain_computes_with_its_own_values() -> None:

@@ -1,4 +1,4 @@
-"""The same by hand, on one device: transformers and peft, until the end of the first step.
+"""Transformers and peft do the same by hand, on one device, until the end of the first step.
 
     python bench/start/plain.py FOLDER
 """

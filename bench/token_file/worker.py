@@ -30,7 +30,7 @@ def prepare(folder: Path, count: int) -> None:
 
 
 def processor_seconds() -> float:
-    """Of this process, and of those that it has waited for."""
+    """Return the processor seconds of this process, and of those that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -42,7 +42,7 @@ def own_bytes() -> int:
 
 
 def read(count: int) -> None:
-    """As a rank."""
+    """Read the data as a rank does."""
     from transformers import AutoTokenizer  # noqa: F401  # whose import takes longer than the tokens of a small file
 
     from hetpipe.language.conversations import chat

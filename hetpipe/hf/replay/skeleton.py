@@ -86,8 +86,12 @@ class LeftOut(nn.Module, Fixed):
 
     def __init__(self, layer: nn.Module, number: int, form: Form, turn: _Turn) -> None:
         super().__init__()
-        self.__dict__["like"] = layer  # no module of this one
-        self.number, self.form, self.turn = number, form, turn
+        vars(self).update(like=layer, number=number, form=form, turn=turn)  # `like` is no module of this one
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training" and "turn" in vars(self):  # the layer itself, which runs elsewhere, would not know of it
+            raise AttributeError(f"{name!r} of a layer is set by what runs around the layers")
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -96,7 +100,7 @@ class LeftOut(nn.Module, Fixed):
             return getattr(self.__dict__["like"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the run's `act` says."""
+        """Return, in the form of the layer, what the run's `act` makes of the call."""
         return self.form.holding(self.turn.act(self.number, Call.of(args, kwargs)))
 
 
@@ -171,6 +175,7 @@ class Skeleton(nn.Module):
     def __init__(self, model: nn.Module, anatomy: Anatomy, layers: nn.ModuleList, turn: _Turn) -> None:
         super().__init__()
         self.model, self.anatomy, self.sizes, self.turn, self.count = model.eval(), anatomy, dict[str, Any](), turn, len(layers)
+        self.is_lent = False
         self.zeros = {path: Zeros(shape, self.sizes) for path, shape in anatomy.absent.items()}
         for path, zeros in self.zeros.items():
             owner, _, name = path.rpartition(".")
@@ -183,9 +188,14 @@ class Skeleton(nn.Module):
 
     @contextmanager
     def lent(self, modules: Mapping[str, nn.Module | None], tensors: Mapping[str, Any]) -> Iterator[Skeleton]:
-        """In here the model has these modules and tensors, by their paths: as the layer holds them now, since they may have been
-        replaced (by adapters)."""
-        before = list[tuple[dict[str, Any], str, Any]]()
+        """Give the model these modules and tensors, by their paths, and take them back at the end. They are those that the layer
+        holds now, since they may have been replaced (by adapters). RuntimeError where it is lent already, to another thread."""
+        if self.is_lent:
+            raise RuntimeError(
+                "layers of one model of transformers run in two threads at once, and share the rest of it: let each thread have "
+                "a model of its own, or run them one after the other"
+            )
+        before, self.is_lent = list[tuple[dict[str, Any], str, Any]](), True
         try:
             for path, module in modules.items():
                 owner, _, name = path.rpartition(".")
@@ -198,9 +208,10 @@ class Skeleton(nn.Module):
         finally:
             for held, name, value in reversed(before):
                 held[name] = value
+            self.is_lent = False
 
     def mode(self, training: bool) -> None:
-        """Of all modules but those that are lent, which stay in the mode that they are in."""
+        """Put all modules into the mode of training or of evaluation, but for those that are lent, which stay as they are."""
         if self.model.training != training:
             for module in self.outer:
                 module.training = training

@@ -37,7 +37,7 @@ class Faults:
             self.first.append(f"{where}: {why}")
 
     def join(self, other: Faults) -> None:
-        """Those of the records behind these."""
+        """Take over the faults of the records behind these."""
         self.count += other.count
         self.first = [*self.first, *other.first][:MOST_FIRST]
 

@@ -163,7 +163,7 @@ class _Trial:
 
     @contextmanager
     def still(self, still: Still | None = None) -> Iterator[None]:
-        """In here what is drawn is the same number everywhere, and what is computed is looked at."""
+        """Let what is drawn in here be the same number everywhere, and look at what is computed."""
         watch = Quiet() if self.quiet and still is None else still or Still(self.fixed)
         with watch:
             yield

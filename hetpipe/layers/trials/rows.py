@@ -31,7 +31,7 @@ class TrialRows(NamedTuple):
         return self.each(lambda t: t.to(device))
 
     def cut_anew(self) -> TrialRows:
-        """With parts of the whole, as they lie in it."""
+        """Return these rows with parts that are cut from the whole, as they lie in it."""
         parts = []
         for whole, first, second in zip(self.whole, *self.parts, strict=True):
             d = growing(whole, (first, second))
@@ -42,7 +42,7 @@ class TrialRows(NamedTuple):
         return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
 
     def without_rounding(self, most: float | None = None) -> TrialRows:
-        """With parts of the whole where these are but for rounding (see `lie_in`): both begin alike."""
+        """Return these rows with parts of the whole where these are but for rounding (see `lie_in`): both begin alike."""
         own, cut = (list(zip(*rows.parts, strict=True)) for rows in (self, self.cut_anew()))
         parts = [b if lie_in(whole, a, most) else a for whole, a, b in zip(self.whole, own, cut, strict=True)]
         return TrialRows(self.whole, (tuple(first for first, _ in parts), tuple(second for _, second in parts)), self.rows)
@@ -69,7 +69,7 @@ def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
 
 
 def sizes_to_try(samples: int) -> tuple[int, int, int]:
-    """Of the whole, and of its two parts, where there are so many samples."""
+    """Return how many rows the whole has, and each of its two parts, where there are so many samples."""
     rows = max(2, min(ROWS, samples))
     return rows, rows // 2, rows - rows // 2
 

@@ -95,7 +95,7 @@ class Quiet:
 
 
 def _states() -> list[Tensor]:
-    """Of torch's generators on the CPU and, where CUDA is in use, on the current GPU."""
+    """Return the states of torch's generators on the CPU and, where CUDA is in use, on the current GPU."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
 
 
