@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hetpipe import adapt
 from hetpipe.files.messages import InputError
 from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.weights import empty_names, materialise, state_of
 from tests.support.adapted import KINDS, logits, qwen3, tokens
 

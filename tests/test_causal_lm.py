@@ -23,8 +23,8 @@ from hetpipe.hf.replay.skeleton import Anatomy
 from hetpipe.hf.replay.tiny import tiny as small
 from hetpipe.hf.replay.trace import CannotCutError, form_of
 from hetpipe.layers.device import one_thread
-from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
 from tests.support.zoo import WORDS

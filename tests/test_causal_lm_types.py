@@ -14,8 +14,8 @@ from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on, make_stage
-from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.weights import materialise
 from hetpipe.spec.job import Job
 from hetpipe.spec.number_types import NumberTypes

@@ -20,7 +20,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.model import Loss, Tensors, Wanted, as_tuple, split_rows
 from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.split import TensorSpec, joint_gradients, trace_boundaries
+from hetpipe.layers.split import TensorSpec, joint_gradients
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages import transfers

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
 
 

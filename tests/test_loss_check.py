@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Model, cross_entropy, mse
-from hetpipe.layers.split import TensorSpec, trace_boundaries
+from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.trials.loss_check import check_loss, check_sample
 from hetpipe.layers.trials.loss_trial import Trial, telling_rows
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from tests.support.losses import (
     IGNORED,
     LABELS,

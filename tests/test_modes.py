@@ -13,7 +13,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, Model, batch_size, mse
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.spec.plan import Backend
 from hetpipe.training.session import Session

@@ -15,7 +15,7 @@ import hetpipe
 from hetpipe import InputError
 from hetpipe.layers.model import Loss, Model, as_tuple, mse, select
 from hetpipe.layers.numbers import computing, stage_types
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.plan_engine import PlanEngine

@@ -11,7 +11,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter, static_storages
 from hetpipe.layers.model import as_tuple
 from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers, trace_boundaries
+from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
 from tests.support.nets import AddInPlace, Block, batch, build
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.recipe import make_stage
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import Generators, drawing, seed_of
 

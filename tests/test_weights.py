@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from hetpipe.checkpoints import checkpoint
 from hetpipe.files.messages import InputError
 from hetpipe.layers.recipe import layer_on
-from hetpipe.layers.split import tied_layers, trace_boundaries
+from hetpipe.layers.split import tied_layers
 from hetpipe.layers.transforms import tensors_of
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.weights import empty_names, load_state, materialise, state_of
 from tests.support.jobs import STATE
 from tests.test_checkpoint import ALONE

@@ -27,7 +27,7 @@ from bench.gpu.engines import (
 from bench.gpu.page import Row, Rows, Say
 from bench.gpu.subject import Subject
 from hetpipe.layers.model import as_tuple, move
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 
 LOSSES, ROUNDED_LOSS, ROUNDED_GRADIENTS = 1e-3, 1e-2, 5e-2  # relative: bfloat16 has 8 bits
 SUMMED = 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,9 @@ from hetpipe.layers.device import torch_device
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
 from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, stays, torch_type, turn
-from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.layers.trials.rows import ROWS
+from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
@@ -254,9 +255,9 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
     if model.loss.skips_samples(targets):
         raise InputError(f"data {job.data.label!r}: {model.loss.skipped()}")
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
-    output = trace_boundaries(model.layers, model.inputs, backward=True)[-1]
-    check_sample(model, output, f"data {job.data.label!r}", targets, numbers)
-    return model
+    rows, kinds = trace(model.layers, model.inputs, backward=True)
+    check_sample(model, rows[-1], f"data {job.data.label!r}", targets, numbers)
+    return replace(model, kinds=kinds)
 
 
 def _torch_class(module: Any, base: type, name: str, what: str) -> type:

@@ -4,6 +4,6 @@ trials/chain_check (is it a chain?), model (layers, sample, the loss and what it
 untouched/ (what is run here only to be looked at leaves all as it was), transforms (what makes layers into others), weights
 (tensors by their names), adapters/ (matrices of low rank beside a frozen model), batch_norm, numbers (number types), host/ (what
 is saved for backward, in the host's memory), stage (layers as one module, recomputed, offloaded or neither), recipe (the one way
-to what a device runs), split (what crosses each boundary), ahead (what is imported before ranks are forked), trials/ (do losses
+to what a device runs), split (what must not be cut apart), ahead (what is imported before ranks are forked), trials/ (do losses
 and layers do?), device (pacing and metering).
 """

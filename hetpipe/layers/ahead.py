@@ -3,7 +3,7 @@ seconds of processor time in each of them."""
 
 from torch import nn, optim, zeros
 
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 
 _layer = nn.Sequential(nn.Linear(1, 1))
 optim.SGD(_layer.parameters())

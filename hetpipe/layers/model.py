@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hetpipe.files.limits import MOST_LAYERS
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.layers.trials.chain_check import check_chain
+from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 
 Tensors = Tensor | tuple[Tensor, ...]
@@ -302,7 +303,7 @@ class Model:
     (dimension 0 counts samples); only their shapes and types matter. Where samples have other shapes from step to step, these are
     as large as any, since memory is planned by them, and `shorter` has a batch of each other shape that is measured. `batch_norm`
     and `coupled_layers`: what the user chose for BatchNorm (`batch_norm.py`), and for other layers that couple samples or keep
-    state (`trials/layer_check.py`), if anything."""
+    state (`trials/layer_check.py`), if anything. `kinds`: which layers compute the same, where that was found already."""
 
     name: str
     layers: nn.Sequential
@@ -312,6 +313,7 @@ class Model:
     batch_norm: BatchNorm | None = None
     coupled_layers: CoupledLayers | None = None
     shorter: tuple[ShapedBatch, ...] = ()
+    kinds: Kinds | None = None
 
     def __post_init__(self) -> None:
         check_chain(self.name, self.layers)

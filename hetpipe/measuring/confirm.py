@@ -12,7 +12,7 @@ from hetpipe.files.units import human_seconds
 from hetpipe.layers.device import one_thread, torch_device
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
 from hetpipe.layers.recipe import layer_on
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, loss_of, without_history

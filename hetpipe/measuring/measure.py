@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from hetpipe.measuring.overhead import (
     with_found,
 )
 from hetpipe.measuring.precision.choice import able, check_parameters, chosen_precisions
+from hetpipe.measuring.precision.layer_bytes import kinds_of
 from hetpipe.measuring.profiler import (
     Measured,
     OptimizerFactory,
@@ -67,6 +69,7 @@ def profile_cluster(
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
     precisions = _precisions(precision, cluster, world, who)
     _refuse_layers(model, cluster, world, *next(iter(who.values())))
+    model = replace(model, kinds=kinds_of(model))
     mine = [device for device, rank in who.values() if rank == world.rank]
     emulated = {kind: rank for kind, (_, rank) in who.items() if cluster.device_types[kind].emulate is not None}
     hosts = Hosts()
@@ -97,6 +100,7 @@ def profile_cluster(
         options.repeats,
         max(m.spread for m in done),
         devices={m.measurement.device_type: who[m.measurement.device_type][0].id for m in done},
+        measured_layers=list(kinds_of(model).measured),
         links=wires.noted(),
         arithmetic=arithmetic(),
     )
@@ -241,7 +245,7 @@ def _run(
     visible: bool,
     precision: Precision | None,
 ) -> Measured:
-    total = len(model.layers) * (len(sizes) + 1)
+    total = len(kinds_of(model).measured) * (len(sizes) + 1)
     with Activity(f"measuring {kind}{f' in {precision}' if precision else ''}", total, shown=visible) as activity:
         return measure_device(
             model,

@@ -17,7 +17,7 @@ from hetpipe.layers.device import Stopwatch, one_thread
 from hetpipe.layers.host.copies import Copies
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
 from hetpipe.layers.recipe import layer_on, make_stage
-from hetpipe.layers.split import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.layer_run import LayerRun, turn_seconds
 from hetpipe.measuring.traffic import Flow, message_device

@@ -1,4 +1,5 @@
-"""The profiler: every layer's seconds and bytes, on the devices themselves.
+"""The profiler: every layer's seconds and bytes, on the devices themselves. Layers that compute the same are of one kind
+(`layers/untouched/kinds.py`), of which three are measured.
 
 Times are medians over repeats after a warm-up: on a CPU of single actions, each after a short idle gap (a pipeline's ranks wait
 between actions, and a hot loop would flatter small ones); on a card, which the host runs ahead of, of several without a pause.
@@ -38,10 +39,16 @@ from hetpipe.layers.model import (
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, loss_of, turn_seconds, without_history
 from hetpipe.measuring.precision.casts import Copy, cast_again, kept_copies
-from hetpipe.measuring.precision.layer_bytes import boundary_bytes, layer_profiles, saved_bytes_somewhere
+from hetpipe.measuring.precision.layer_bytes import (
+    boundary_bytes,
+    kinds_of,
+    layer_profiles,
+    saved_bytes_somewhere,
+)
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
@@ -56,12 +63,13 @@ HEAVIER = 1.5  # times as long as the heaviest layer before it
 
 
 class _ShapeRun:
-    """A micro-batch of samples of one shape on its way through the layers: what enters the next one, seconds of all so far."""
+    """A micro-batch of samples of one shape on its way through the layers: what enters the next one, and seconds of each that
+    was measured."""
 
     def __init__(self, model: Model, device: torch.device, batch: ShapedBatch) -> None:
         self.share, self.numbers = batch.share, numbers_of(batch.inputs)
         self.tensors, self.loss = as_tuple(move(batch.inputs, device)), loss_of(model, move(batch.targets, device))
-        self.seconds = 0.0
+        self.seconds = dict[int, float]()
         self.run: LayerRun
 
     def measure(
@@ -74,7 +82,7 @@ class _ShapeRun:
             torch.cuda.synchronize(clock.device)  # a card says so later
         self.run = LayerRun(layer, received, self.loss if last else None)
         times = time_layer(self.run, clock, index, size, repeats)
-        self.seconds += statistics.median(f + b for f, b in times)
+        self.seconds[index] = statistics.median(f + b for f, b in times)
         return times
 
 
@@ -87,8 +95,8 @@ class _SizeRun:
         if paced:  # an action lasts as long as the mean would: what is run meanwhile must not take longer
             batches = [min(batches, key=lambda batch: numbers_of(batch.inputs))._replace(share=1.0)]
         self.size, self.shapes = size, [_ShapeRun(model, device, batch) for batch in batches]
-        self.forward: list[float] = []
-        self.backward: list[float] = []
+        self.forward = dict[int, float]()
+        self.backward = dict[int, float]()
         self.spreads: list[float] = []
         self.latest_seconds = 0.0  # forward and backward of the layer that was measured last, with samples of the largest shape
 
@@ -115,7 +123,7 @@ class _SizeRun:
             ) from error
         for seconds, way in ((self.forward, 0), (self.backward, 1)):
             medians = [statistics.median(pair[way] for pair in times) for times in found]
-            seconds.append(sum(shape.share * m for shape, m in zip(self.shapes, medians, strict=True)))
+            seconds[index] = sum(shape.share * m for shape, m in zip(self.shapes, medians, strict=True))
         totals = sorted(f + b for f, b in found[0])
         self.latest_seconds = totals[len(totals) // 2]
         self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
@@ -141,21 +149,23 @@ def time_layer(
 
 @dataclass
 class _OptimizerRun:
-    """Median seconds of what each layer so far takes once a step, the optimizer's step and the casts of its parameters, and the
-    bytes of the optimizer's state and of its parameters."""
+    """Median seconds of what each layer that was measured takes once a step, the optimizer's step and the casts of its
+    parameters, and the bytes of the optimizer's state and of its parameters."""
 
     factory: OptimizerFactory
-    seconds: list[float] = field(default_factory=list)
-    state_bytes: int = 0
-    parameter_bytes: int = 0
+    seconds: dict[int, float] = field(default_factory=dict)
+    state_bytes: dict[int, float] = field(default_factory=dict)
+    parameter_bytes: dict[int, float] = field(default_factory=dict)
 
     def measure(self, layer: nn.Module, copies: list[Copy], clock: Clock, index: int, repeats: int) -> None:
         """The next layer, of whose parameters autocast keeps these copies."""
         parameters = [p for p in layer.parameters() if p.requires_grad]
         took, state = _time_optimizer(parameters, copies, clock, index, self.factory, repeats) if parameters else (0.0, 0)
-        self.seconds.append(took)
-        self.state_bytes += state
-        self.parameter_bytes += trained_bytes(parameters)
+        self.seconds[index], self.state_bytes[index], self.parameter_bytes[index] = took, state, trained_bytes(parameters)
+
+    def state_by_parameter(self, kinds: Kinds) -> float:
+        """Bytes of the state of all layers, by those of their parameters."""
+        return sum(kinds.spread(self.state_bytes)) / max(1.0, sum(kinds.spread(self.parameter_bytes)))
 
 
 def _time_optimizer(
@@ -208,11 +218,11 @@ def measure_device(
     advance: Advance = lambda _: None,
     precision: Precision | None = None,
 ) -> Measured:
-    """Measure all layers on one device, an emulated one, or in plain processor seconds (see `Clock`), one after the other, since
-    each gets its values when its turn comes, and only then. `advance` is called for every size of a layer and for its optimizer
-    step. Sizes from the first that does not fit the memory are left out. `precision`: of matrix products; without one, as the
-    model was built."""
-    types = NumberTypes.at(precision)
+    """Measure the layers on one device, an emulated one, or in plain processor seconds (see `Clock`), one after the other, since
+    each gets its values when its turn comes, and only then; of those of one kind a few, whose medians count for all. `advance`
+    is called for every size of a layer and for its optimizer step. Sizes from the first that does not fit the memory are left
+    out. `precision`: of matrix products; without one, as the model was built."""
+    types, kinds = NumberTypes.at(precision), kinds_of(model)
     for name in skipping_layers(model.layers):
         raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
                          f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
@@ -222,7 +232,8 @@ def measure_device(
     runs = [_SizeRun(model, device, size, paced=emulation is not None) for size in sizes]
     begin_backward(device)
     with one_thread(device), kept(model.layers):
-        for index, (name, layer) in enumerate(named_layers(model.layers)):
+        for index in kinds.measured:
+            name, layer = named_layers(model.layers)[index]
             last = index == len(model.layers) - 1
             with layer_on(model.layers, layer, device, types) as running:
                 for number, run in enumerate(runs):
@@ -249,30 +260,33 @@ def measure_device(
         device_type=device_type,
         precision=precision,
         microbatch_sizes=tuple(run.size for run in runs),
-        forward_seconds=tuple(tuple(run.forward) for run in runs),
-        backward_seconds=tuple(tuple(run.backward) for run in runs),
-        optimizer_seconds=tuple(steps.seconds),
+        forward_seconds=tuple(tuple(kinds.spread(run.forward)) for run in runs),
+        backward_seconds=tuple(tuple(kinds.spread(run.backward)) for run in runs),
+        optimizer_seconds=tuple(kinds.spread(steps.seconds)),
     )
     if types.casts:
         measurement = _with_bytes(measurement, model, device, types)
     return Measured(
         measurement=measurement.slower(factor) if factor > 1 else measurement,
-        state_bytes_per_parameter_byte=steps.state_bytes / max(1, steps.parameter_bytes),
+        state_bytes_per_parameter_byte=steps.state_by_parameter(kinds),
         spread=max(statistics.median(run.spreads) for run in runs),
         stretch=stretch,
-        lengths=_length_factors(runs[len(runs) // 2]),
+        lengths=_length_factors(runs[len(runs) // 2], kinds),
     )
 
 
-def _length_factors(run: _SizeRun) -> tuple[LengthFactor, ...]:
+def _length_factors(run: _SizeRun, kinds: Kinds) -> tuple[LengthFactor, ...]:
     """By how much a micro-batch takes longer, or shorter, than the mean one: by the numbers of a sample's inputs."""
-    mean = sum(shape.share * shape.seconds for shape in run.shapes)
-    if len(run.shapes) == 1 or mean <= 0:
+    found = [(shape.numbers, shape.share, sum(kinds.spread(shape.seconds))) for shape in run.shapes]
+    mean = sum(share * seconds for _, share, seconds in found)
+    if len(found) == 1 or mean <= 0:
         return ()
-    return tuple(LengthFactor(numbers=s.numbers, factor=s.seconds / mean) for s in sorted(run.shapes, key=lambda s: s.numbers))
+    return tuple(LengthFactor(numbers=numbers, factor=seconds / mean) for numbers, _, seconds in sorted(found))
 
 
-def _with_bytes(measurement: Measurement, model: Model, device: torch.device, types: NumberTypes) -> Measurement:
+def _with_bytes(
+    measurement: Measurement, model: Model, device: torch.device, types: NumberTypes
+) -> Measurement:
     """With a lower precision's own bytes."""
     saved, leaving = saved_bytes_somewhere(model, device, types), boundary_bytes(model, device, types)[1:]
     return measurement.model_copy(
@@ -363,7 +377,7 @@ def profile_model(
         [measured.measurement],
         measured.state_bytes_per_parameter_byte,
         lengths=measured.lengths,
-        notes=provenance(repeats, measured.spread),
+        notes=provenance(repeats, measured.spread, measured_layers=list(kinds_of(model).measured)),
         device=device,
     )
 

@@ -6,7 +6,7 @@ import functools
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,17 +17,19 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.untouched.kinds import likeness
 
 _CACHE, _ITEM = type(functools.lru_cache(lambda: None)), "_lru_list_elem"
 
 
 class Fakes(TorchFunctionMode):
     """What is made while fake tensors are in use, by what was said to be at work. They let a linear layer mix types, which real
-    ones do not."""
+    ones do not. While `calls` is a list, it is told which functions are called, with what."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
         self.mode, self.at_work = mode, "the model"
+        self.calls: list[Hashable] | None = None
         self._made: list[tuple[weakref.ref[Tensor], str]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -36,6 +38,8 @@ class Fakes(TorchFunctionMode):
             if given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
                 names = [str(t.dtype).removeprefix("torch.") for t in (given, weight)]
                 raise InputError(f"its input is {names[0]}, and its weight {names[1]}")
+        if self.calls is not None and getattr(func, "__name__", "") != "__get__":  # (attributes of tensors)
+            self.calls.append((func, likeness(args), likeness(kwargs)))
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, FakeTensor):

@@ -15,9 +15,11 @@ from hetpipe.layers.device import MemoryMeter, module_bytes, static_storages, tr
 from hetpipe.layers.model import Model, Tensors, as_tuple, as_value, move, named_layers
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on
-from hetpipe.layers.split import tied_layers, trace_boundaries
+from hetpipe.layers.split import tied_layers
 from hetpipe.layers.stage import alias, works_in_place
+from hetpipe.layers.untouched.boundaries import trace, trace_boundaries
 from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.measuring.layer_run import loss_of, without_history
 from hetpipe.measuring.precision.casts import Copy, kept_copies
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
@@ -33,34 +35,68 @@ class Kept(NamedTuple):
     cast: list[int]
 
 
+def kinds_of(model: Model) -> Kinds:
+    """Which layers compute the same, found out here where it is not known yet."""
+    return model.kinds or trace(model.layers, model.inputs).kinds
+
+
 def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> Kept:
     """What each layer keeps. The layers run one after the other, each in a graph of its own, so that its parameters can go with
     it; what it saved stays, and is not counted again in a later layer, nor are the inputs that come so far, nor targets, which
     are in buffers. As the first of a stage a layer does not save what enters, which is in such buffers, but what else layers of
     one stage share (tables of positions, which a layer hands on beside its output). Copies of parameters that autocast makes anew
     in each forward (of those that do not train) belong to a micro-batch; they are counted with each of its samples, which is
-    never too little."""
+    never too little. Of one kind, layers run once for each choice of what enters them and was saved before."""
     inputs, targets = (move(x, device) for x in model.sample(1))
-    meter, found, tensors, held = MemoryMeter(), Kept([], [], []), as_tuple(inputs), list(as_tuple(inputs))
+    run = _Run(model, device, types, targets)
+    known, tensors = dict[tuple[int, tuple[tuple[bool, int], ...]], _Found](), as_tuple(inputs)
+    rows, kinds = list[_Found](), kinds_of(model)
     with kept(model.layers):
-        for index, layer in enumerate(model.layers):
-            loss = loss_of(model, targets) if index == len(model.layers) - 1 else None
-            with layer_on(model.layers, layer, device, types) as running:
-                copies = _copies_of(running, tensors) if types.casts else []
-                own = static_storages(running) | {copy.address for copy in copies} | _storages(as_tuple(targets))
-                found.first.append(_saved_first(running, tensors, loss, own))
-                meter.exclude |= own
-                before = meter.used
-                with meter.hooks():
-                    output = _forward(running, tensors)
-                    end = loss(output) if loss is not None else None
-                found.per_sample.append(meter.used - before)
-                found.cast.append(sum(copy.size_bytes for copy in copies))
-                held += meter.held
-                tensors = tuple(_handed(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
-                del output, end
-            meter.exclude = _storages(held)
-    return found
+        for index, kind in enumerate(kinds.first):
+            key = kind, run.counted(tensors)
+            if key not in known:
+                known[key] = run.passed(index, tensors)
+            rows.append(known[key])
+            tensors = known[key].outputs
+    return Kept([row.per_sample for row in rows], [row.first for row in rows], [row.cast for row in rows])
+
+
+class _Found(NamedTuple):
+    per_sample: int
+    first: int
+    cast: int
+    outputs: tuple[Tensor, ...]
+
+
+class _Run:
+    """Layers that are passed by one sample."""
+
+    def __init__(self, model: Model, device: torch.device, types: NumberTypes, targets: Tensors) -> None:
+        self.model, self.device, self.types, self.targets = model, device, types, targets
+        self.meter, self.held = MemoryMeter(), list[Tensor]()  # the tensors that are counted so far
+
+    def counted(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[bool, int], ...]:
+        """For each of these, whether its storage is counted already, and which is the first that has it."""
+        storages, known = [t.untyped_storage().data_ptr() for t in tensors], _storages(self.held)
+        return tuple((storage in known, storages.index(storage)) for storage in storages)
+
+    def passed(self, index: int, tensors: tuple[Tensor, ...]) -> _Found:
+        """What a layer keeps and gives."""
+        layers, meter = self.model.layers, self.meter
+        loss = loss_of(self.model, self.targets) if index == len(layers) - 1 else None
+        with layer_on(layers, layers[index], self.device, self.types) as running:
+            copies = _copies_of(running, tensors) if self.types.casts else []
+            own = static_storages(running) | {copy.address for copy in copies} | _storages(as_tuple(self.targets))
+            first = _saved_first(running, tensors, loss, own)
+            meter.exclude = _storages(self.held) | own
+            before = meter.used
+            with meter.hooks():
+                output = _forward(running, tensors)
+                end = loss(output) if loss is not None else None
+            self.held += [*meter.held, *(tensors if index == 0 else ())]
+            outputs = tuple(_handed(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
+            del output, end
+        return _Found(meter.used - before, first, sum(copy.size_bytes for copy in copies), outputs)
 
 
 def _saved_first(

@@ -12,7 +12,9 @@ from torch import nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, RowShapes, evaluating, row_shapes
 from hetpipe.layers.numbers import StageTypes, stage_types
-from hetpipe.layers.split import TensorSpec, trace_boundaries
+from hetpipe.layers.split import TensorSpec
+from hetpipe.layers.untouched.boundaries import trace
+from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.spec.number_types import NumberType, NumberTypes
 from hetpipe.spec.plan import ReplicaPlan
 
@@ -29,6 +31,7 @@ class Boundaries:
         self._bounds = [stage.layers for stage in replica.stages]
         self._autocast: NumberType | None = None
         self._specs: dict[tuple[int, RowShapes, bool], list[tuple[TensorSpec, ...]]] = {}
+        self._kinds: dict[bool, Kinds | None] = {True: model.kinds}  # in training or not: as the first trace found them
         self.stages: list[StageTypes] = stage_types(self._bounds, types)
 
     def follow(self, autocast: NumberType | None) -> bool:
@@ -56,12 +59,12 @@ class Boundaries:
                 )
 
     def of(self, size: int, *, training: bool, shapes: RowShapes | None = None) -> list[tuple[TensorSpec, ...]]:
-        """What crosses all boundaries between layers with a micro-batch of this size (see `trace_boundaries`), whose samples have
-        these `shapes`; None: the sample's."""
+        """What crosses all boundaries between layers with a micro-batch of this size (see `trace`), whose samples have these
+        `shapes`; None: the sample's. All layers run for the first one, and one of each kind for the others."""
         key = size, shapes or row_shapes(self._model.inputs), training
         if key not in self._specs:
             with nullcontext() if training else evaluating(self._layers):
-                self._specs[key] = trace_boundaries(
-                    self._layers, self._model.shaped(size, key[1]), self._device, stages=self.stages
-                )
+                found = trace(self._layers, self._model.shaped(size, key[1]), self._device, stages=self.stages,
+                              kinds=self._kinds.get(training))  # fmt: skip
+            self._specs[key], self._kinds[training] = found
         return self._specs[key]

@@ -11,8 +11,8 @@ from torch import nn
 from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, select, unsplit_note
-from hetpipe.layers.split import trace_boundaries
 from hetpipe.layers.trials.loss_check import check_sample
+from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.progress import warn
 from hetpipe.runtime.checks.arguments import arguments
@@ -64,7 +64,9 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
             whole = replace(whole, inputs=select(inputs, order), targets=select(targets, order))
             check_batch_norm(model, batch_norm)
             # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
-            check_sample(whole, trace_boundaries(model, inputs, backward=True)[-1], "the sample")
+            rows, kinds = trace(model, inputs, backward=True)
+            check_sample(whole, rows[-1], "the sample")
+            whole = replace(whole, kinds=kinds)
             if world.is_main and (note := unsplit_note(model)):
                 warn(f"note: {note}")
             setting = Setting(world=world, cluster=machines, model=whole, found=cluster is None, seed=world.first(seed))

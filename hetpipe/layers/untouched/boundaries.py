@@ -1,0 +1,239 @@
+"""What crosses the boundaries between layers, found without arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.autograd.graph import Node
+from torch.func import functional_call
+
+from hetpipe.files.messages import InputError, counted, cut
+from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
+from hetpipe.layers.split import REENTRANT, TensorSpec, ancestors, gradient_leaves, is_reentrant
+from hetpipe.layers.transforms import lineage_of, tensors_of
+from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
+from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.kinds import Kinds, structure
+from hetpipe.layers.untouched.randomness import drawing
+from hetpipe.layers.weights import eagerly
+from hetpipe.spec.number_types import NumberTypes
+
+Row = tuple[TensorSpec, ...]
+
+
+class Traced(NamedTuple):
+    """What enters layer 0, what leaves layer 0, …, what leaves layer L − 1 (L + 1 rows); and which layers compute the same."""
+
+    rows: list[Row]
+    kinds: Kinds
+
+
+def trace_boundaries(
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False,
+    stages: Sequence[StageTypes] = (),
+) -> list[Row]:  # fmt: skip
+    """What crosses each boundary: the rows of `trace`."""
+    return trace(layers, inputs, device, backward=backward, stages=stages).rows
+
+
+def trace(
+    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False,
+    stages: Sequence[StageTypes] = (), kinds: Kinds | None = None,
+) -> Traced:  # fmt: skip
+    """What crosses each boundary for these inputs. No arithmetic is done: the layers run on fake tensors, so nothing (BatchNorm
+    statistics, random state) changes. A tensor on which the last layer's output does not depend requires no gradient. All layers
+    are traced as they run on `device` (under autocast, types depend on it); without one, each where its first tensor is.
+    `stages`: those of a replica, each with number types of its own; what leaves one of them is what is sent, so that both ends
+    know it. `backward`: InputError if a backward would find that a layer has overwritten what another needs. `kinds`: as an
+    earlier trace of these layers found them, with other inputs: then one layer of each kind runs for all that are given the
+    same."""
+    keeps = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would keep the weights that are cast here
+    try:
+        with kept(layers), drawing("trace"), eagerly(), fake_tensors() as fakes, torch.enable_grad():
+            tracer = _Tracer(layers, device, stages, kinds, fakes)
+            found = tracer.run(inputs, backward=backward)
+            del tracer
+        fakes.refuse_what_is_left()
+        return found
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
+
+
+class _Left(NamedTuple):
+    """What a layer was given and what left it, and for each tensor of that, on which of those it depends."""
+
+    given: Row
+    tensors: tuple[Tensor, ...]
+    links: list[set[int]]
+
+
+class _Tracer:
+    """One run through the layers. What is run there must not outlive it."""
+
+    def __init__(
+        self, layers: nn.Sequential, device: torch.device | None, stages: Sequence[StageTypes], kinds: Kinds | None, fakes: Fakes
+    ) -> None:  # fmt: skip
+        self.layers, self.device, self.fakes, self.kinds = layers, device, fakes, kinds
+        whole = StageTypes(0, len(layers), types_alone(layers))
+        self.stage_of = [next((s for s in stages if s.lo <= i < s.hi), whole) for i in range(len(layers))]
+        self.rows, self.links, self.likes = list[Row](), list[list[set[int]]](), list[Hashable]()
+        self.known = dict[tuple[int, NumberTypes], _Left]()
+        self.overwriting, self.parameters, self.fakes_used = list[str](), list[Tensor](), dict[int, Tensor]()
+
+    def run(self, inputs: Tensors, *, backward: bool) -> Traced:
+        """All layers, one after the other."""
+        self.rows.append(_specs(as_tuple(inputs)))
+        tensors: tuple[Tensor, ...] = tuple(self.fakes.mode.from_tensor(t.detach()) for t in as_tuple(inputs))
+        for index in range(len(self.layers)):
+            tensors = self.passed(index, tensors)
+        if backward:
+            _check_backward(tensors, self.parameters, self.overwriting)
+            _refuse_idle_adapters(self.layers, tensors, self.fakes_used)
+        return Traced(_with_gradients(self.rows, self.links), self.kinds or self.found_kinds())
+
+    def found_kinds(self) -> Kinds:
+        """The kinds of the layers, all of which have run. The last one, with which the loss is computed, is of its own."""
+        steady = [given == left for given, left in zip(self.rows, self.rows[1:], strict=False)]
+        return Kinds.of([*self.likes[:-1], "the last"], steady)
+
+    def passed(self, index: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What leaves the next layer: found by running it, or by an earlier one of its kind."""
+        stage = self.stage_of[index]
+        inside = stage.lo < index < stage.hi - 1  # where nothing is cast before or behind the layer
+        key = (self.kinds.first[index] if self.kinds is not None and inside else -1), stage.types
+        left = self.known.get(key)
+        if left is None or left.given != self.rows[-1]:
+            nodes = [t.grad_fn for t in tensors]
+            self.fakes.calls = [] if self.kinds is None else None
+            outputs = self.ran(index, tensors)
+            if self.fakes.calls is not None:
+                self.likes.append((structure(self.layers[index]), tuple(self.fakes.calls)))
+            self.refuse_reentrant(index, outputs, nodes)
+            left = _Left(self.rows[-1], outputs, [_reached(t, nodes) for t in outputs])
+            if key[0] >= 0:
+                self.known[key] = left
+        self.rows.append(_specs(left.tensors))
+        self.links.append(left.links)
+        return left.tensors
+
+    def ran(self, index: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the layer makes of these, as its device holds and computes it."""
+        name, layer = named_layers(self.layers)[index]
+        stage = self.stage_of[index]
+        self.fakes.at_work = f"layer {name!r} ({type(layer).__name__})"
+        # A stage has moved its own layers to its GPU, and with them what is tied to other stages' layers; these are where they
+        # were built, or on the meta device.
+        given = tensors_of(layer)
+        home = self.device or next((t.device for t in given.values() if not t.is_meta), None)
+        place = home or tensors[0].device
+        fakes_of = {t: _fake(t, place, dtype) for t, dtype in held_types(layer, stage.types).items()}
+        fake_of = {id(t): f for t, f in fakes_of.items() if t.is_meta or t.device != home or t.dtype != f.dtype}
+        instead = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
+        self.fakes_used |= fake_of
+        self.parameters += [p for p in (instead.get(n, t) for n, t in given.items()) if p.requires_grad]
+        try:
+            value = as_value([t if home is None else t.to(home) for t in tensors])
+            if index == stage.lo:
+                value = as_value([stage.entered(t) for t in as_tuple(value)])
+            versions = [t._version for t in as_tuple(value)]
+            with computing(stage.types, place):
+                outputs = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
+            if [t._version for t in as_tuple(value)] != versions:
+                self.overwriting.append(f"{name!r} ({type(layer).__name__})")
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise InputError(_decides(name, layer, error)) from error
+        except Exception as error:
+            raise InputError(_does_not_run(name, layer, self.rows, error)) from error
+        return tuple(map(stage.left, outputs)) if index == stage.hi - 1 else outputs
+
+    def refuse_reentrant(self, index: int, outputs: tuple[Tensor, ...], nodes: Collection[Node | None]) -> None:
+        """InputError if the layer computes something again in a backward of its own."""
+        if is_reentrant(outputs, nodes):
+            raise InputError(
+                f"layer {named_layers(self.layers)[index][0]!r} {REENTRANT}; "
+                "call torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or leave recompute to the plan"
+            )
+
+
+def _specs(tensors: tuple[Tensor, ...]) -> Row:
+    return tuple(TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+
+
+def _reached(output: Tensor, nodes: Sequence[Node | None]) -> set[int]:
+    """On which of the tensors with these nodes an output depends."""
+    behind = {output.grad_fn}
+    for node in ancestors([output.grad_fn], nodes):
+        behind |= {parent for parent, _ in node.next_functions}
+    return {k for k, node in enumerate(nodes) if node is None or node in behind}
+
+
+def _with_gradients(rows: Sequence[Row], links: Sequence[list[set[int]]]) -> list[Row]:
+    """These rows, where no gradient comes back for what the last layer's outputs do not depend on."""
+    used = [set(range(len(rows[-1])))]
+    for link in reversed(links):
+        used.append(set[int]().union(*(link[k] for k in used[-1])))
+    return [tuple(replace(spec, requires_grad=spec.requires_grad and k in wanted) for k, spec in enumerate(row))
+            for row, wanted in zip(rows, reversed(used), strict=True)]  # fmt: skip
+
+
+def _refuse_idle_adapters(layers: nn.Sequential, outputs: Sequence[Tensor], fakes_used: Mapping[int, Tensor]) -> None:
+    """InputError if a layer has adapters that no output depends on, since its forward takes the matrix itself."""
+    adapters = {f"{label}.{name}": fakes_used.get(id(p), p) for label, layer in named_layers(layers)
+                if (lineage := lineage_of(layer)) is not None and lineage.adapter is not None
+                for name, p in layer.named_parameters() if ".lora_" in f".{name}"}  # fmt: skip
+    used = {id(leaf) for leaf in gradient_leaves(outputs)} if adapters else set()
+    idle = sorted({name.split(".lora_")[0] for name, p in adapters.items() if id(p) not in used})
+    if idle:
+        raise InputError(
+            f"the adapter of {idle[0]!r} ({counted(len(idle), 'such module')}) changes nothing: the layer takes the module's "
+            "matrix, and does not call it. Name the others in adapter.targets"
+        )
+
+
+def _decides(name: str, layer: nn.Module, error: Exception) -> str:
+    return (
+        f"layer {name!r} ({type(layer).__name__}) decides by the values of its tensors ({error}); a pipeline must "
+        "know every shape beforehand: let the layer compute both ways and select, with torch.where. Where it only checks "
+        "or logs them (.item(), .numpy(), 'if torch.isnan(x).any(): raise'), do that outside of the model, of what the "
+        "engine returns, or in the loss"
+    )
+
+
+def _does_not_run(name: str, layer: nn.Module, found: Sequence[tuple[TensorSpec, ...]], error: Exception) -> str:
+    """`found`: what enters the layers up to this one."""
+    given = "; ".join(map(str, found[-1]))
+    source, hint = "what the layer before it gives", ""
+    if len(found) == 1:
+        source = "the inputs"
+        if not any(s.dtype.is_floating_point or s.dtype.is_complex for s in found[0]):
+            hint = "; where it wants floating-point numbers, let the data give them (tensor.float()), or begin with an Embedding"
+    return f"layer {name!r} ({type(layer).__name__}) does not run on {source}: {given}: {cut(str(error))}{hint}"
+
+
+def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], overwriting: Sequence[str]) -> None:
+    """InputError if a tensor that these outputs' backward needs was overwritten; any other fault is left to real tensors."""
+    ends = [t for t in outputs if t.requires_grad]
+    if not overwriting or not ends or not parameters:
+        return
+    try:
+        torch.autograd.grad(ends, list(parameters), [torch.ones_like(t) for t in ends], allow_unused=True)
+    except Exception as error:
+        if "modified by an inplace operation" in str(error):
+            raise InputError(
+                "the model has no backward pass, on one device either: a tensor was overwritten that is needed for a gradient. "
+                f"Let the layers that overwrite their input work on a copy: {cut(', '.join(overwriting))} (torch: "
+                f"{cut(str(error).split('; expected')[0])})"
+            ) from error
+
+
+def _fake(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What stands for a layer's tensor, as a device has it that holds it in this type, while fake tensors are in use."""
+    fake = torch.empty(tensor.shape, dtype=dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad)
