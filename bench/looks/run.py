@@ -1,4 +1,4 @@
-"""Looks at replayed models, and building them, by their layers: before and now.
+"""Looks at replayed models, and building and loading them, by their layers: before and now.
 
     python -m bench.looks.run [--rounds N] [--layers 4,16,28,80] [--readme]
 """
@@ -16,15 +16,15 @@ from bench.tables import environment, markdown, replace_table
 from hetpipe.cli.exits import main
 
 HERE = Path(__file__).parent
-NAMES = ("layers", "trains", "stages", "a build: before", "now", "a look: before", "now", "in steps: before", "now",
-         "memory of a look: before", "now")  # fmt: skip
+NAMES = ("layers", "trains", "stages", "a build: before", "now", "loading: before", "now", "boundaries: before", "now",
+         "a look: before", "now", "in steps: before", "now", "memory of a look: before", "now")  # fmt: skip
 console = Console(width=200)
 
 
 def row(layers: int, adapters: str, stages: int, found: dict[str, list[Figures]]) -> list[str]:
     """One row of the table."""
     cells = [str(layers), {"lora": "LoRA", "plain": "all"}[adapters], str(stages)]
-    for name, form in (("build", ".2f"), ("look", ".2f"), ("steps a look", ".1f")):
+    for name, form in (("build", ".2f"), ("loading", ".2f"), ("boundaries", ".2f"), ("look", ".2f"), ("steps a look", ".1f")):
         cells += [in_words([each[name] for each in found[side]], form) for side in (OLD, NEW)]
     sizes = [in_words([each["bytes of a look"] / 2**20 for each in found[side]], ".0f") for side in (OLD, NEW)]
     return cells + sizes

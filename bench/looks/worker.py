@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 import hetpipe
 from hetpipe.hf.replay.build import build
-from hetpipe.layers.model import named_layers
+from hetpipe.layers.model import Loss, Model, named_layers, row_shapes
 from hetpipe.layers.trials.layer_check import try_layers
 from hetpipe.layers.weights import materialise
+from hetpipe.runtime.precision.boundaries import Boundaries
+from hetpipe.spec.number_types import NumberTypes
+from hetpipe.spec.plan import ReplicaPlan, StagePlan
 
 try:
     from hetpipe.layers.trials.rows import cut_to_try
@@ -45,13 +48,38 @@ def main(layers: int, adapters: str, stages: int) -> dict[str, float]:
     found = {"build": time.process_time() - began}
     if adapters == "lora":
         chain = hetpipe.adapt(chain, r=8, alpha=16)
+    began = time.process_time()
     materialise(chain)
+    found["loading"] = time.process_time() - began
+    found["boundaries"] = boundary_seconds(chain)
     tokens = torch.randint(0, SIZES["vocab_size"], (SAMPLES, TOKENS))
     optimizer = torch.optim.SGD([p for p in chain.parameters() if p.requires_grad], lr=1e-3)
     found["step"] = step_seconds(chain, tokens, optimizer)
     before = peak()
     found["look"] = look_seconds(chain, tokens, stages)
     return found | {"steps a look": found["look"] / found["step"], "bytes of a look": peak() - before}
+
+
+def boundary_seconds(chain: nn.Sequential) -> float:
+    """What crosses the boundaries, when it was found already for samples of another length: the mean of three lengths."""
+    model = Model(name="chain", layers=chain, inputs=rows(TOKENS), targets=rows(TOKENS), loss=Loss(function=nothing))
+    stage = StagePlan(layers=(0, len(chain)), devices=("a",))
+    found = Boundaries(model, chain, ReplicaPlan(microbatch_sizes=(MICROBATCH,), stages=(stage,)), [NumberTypes()])
+    found.of(MICROBATCH, training=True)
+    began = time.process_time()
+    for tokens in (16, 33, 50):
+        found.of(MICROBATCH, training=True, shapes=row_shapes(rows(tokens)))
+    return (time.process_time() - began) / 3
+
+
+def rows(tokens: int) -> Tensor:
+    """A sample of so many tokens."""
+    return torch.zeros(1, tokens, dtype=torch.int64)
+
+
+def nothing(output: Tensor, _: Tensor) -> Tensor:
+    """A loss that is not computed here."""
+    return output.sum()
 
 
 def step_seconds(chain: nn.Sequential, tokens: Tensor, optimizer: torch.optim.Optimizer) -> float:

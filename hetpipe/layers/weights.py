@@ -82,7 +82,8 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
     """A layer of the chain has values, on the device. Tensors that have values keep them. What was made of a tensor is made on
     the device, one tensor after the other: no more than one of them is there as it was written."""
     layer = uncompiled(layer)
-    empty = {n: tensors_of(layer)[n] for n in empty_names(layer)}
+    tensors = tensors_of(layer)
+    empty = {n: tensors[n] for n in empty_names(layer)}
     if not empty:
         return
     found = lineage_of(layer)
@@ -92,8 +93,8 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
             f"layer {name!r} ({type(layer).__name__}) is on the meta device ({next(iter(empty))!r} has no values), and has no "
             "method values(names) that would give them: build the model without torch.device('meta')"
         )
+    new: dict[int, Tensor] = {}
     for values in _values_of(layer, source, list(empty), device):
-        new: dict[int, Tensor] = {}
         for own, value in values.items():
             old = empty[own]
             if value.shape != old.shape:
@@ -103,7 +104,7 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
             new[id(old)] = (
                 nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
             )
-        replace_tensors(layers, new)
+    replace_tensors(layers, new)
 
 
 def _values_of(layer: nn.Module, source: Deferred, empty: Sequence[str], device: torch.device) -> Iterator[Mapping[str, Tensor]]:

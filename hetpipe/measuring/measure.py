@@ -68,8 +68,8 @@ def profile_cluster(
     check_parameters(model, precision)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
     precisions = _precisions(precision, cluster, world, who)
-    _refuse_layers(model, cluster, world, *next(iter(who.values())))
     model = replace(model, kinds=kinds_of(model))
+    _refuse_layers(model, cluster, world, *next(iter(who.values())))
     mine = [device for device, rank in who.values() if rank == world.rank]
     emulated = {kind: rank for kind, (_, rank) in who.items() if cluster.device_types[kind].emulate is not None}
     hosts = Hosts()
@@ -208,13 +208,15 @@ def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
 
 def _refuse_layers(model: Model, cluster: Cluster, world: World, device: Device, rank: int) -> None:
     """InputError on every rank if a layer couples samples or keeps state, which the user has not accepted: known before anything
-    is measured, by one rank on its device. (What cannot be tried here is tried in the first step, and told then.)"""
+    is measured, by one rank on its device, which tries the layers that are measured. (All are tried in the first step, on the
+    devices that have them.)"""
     fault = None
     if world.rank == rank and model.coupled_layers is None:
         on = torch_device(cluster.device_types[device.type], device.index)
         with Activity("trying the layers", shown=world.is_main), one_thread(on):
             given = cut_to_try(model.inputs).to(on)
-            fault = try_layers(named_layers(model.layers), given, lambda layer: layer_on(model.layers, layer, on)).fault
+            measured = [named_layers(model.layers)[index] for index in kinds_of(model).measured]
+            fault = try_layers(measured, given, lambda layer: layer_on(model.layers, layer, on)).fault
     fault = next((told for told in world.gather(fault) if told is not None), None)
     if fault is not None:
         raise InputError(fault)

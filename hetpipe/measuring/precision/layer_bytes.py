@@ -49,23 +49,29 @@ def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUIL
     never too little. Of one kind, layers run once for each choice of what enters them and was saved before."""
     inputs, targets = (move(x, device) for x in model.sample(1))
     run = _Run(model, device, types, targets)
-    known, tensors = dict[tuple[int, tuple[tuple[bool, int], ...]], _Found](), as_tuple(inputs)
-    rows, kinds = list[_Found](), kinds_of(model)
+    known, rows, given = dict[tuple[int, tuple[tuple[bool, int], ...]], _Found](), list[_Found](), run.given(as_tuple(inputs))
     with kept(model.layers):
-        for index, kind in enumerate(kinds.first):
-            key = kind, run.counted(tensors)
+        for index, kind in enumerate(kinds_of(model).first):
+            key = kind, given.counted
             if key not in known:
-                known[key] = run.passed(index, tensors)
+                known[key] = run.passed(index, given)
             rows.append(known[key])
-            tensors = known[key].outputs
+            given = known[key].left
     return Kept([row.per_sample for row in rows], [row.first for row in rows], [row.cast for row in rows])
+
+
+class _Given(NamedTuple):
+    """What enters a layer; for each tensor, whether its storage was counted before, and which is the first that has it."""
+
+    tensors: tuple[Tensor, ...]
+    counted: tuple[tuple[bool, int], ...]
 
 
 class _Found(NamedTuple):
     per_sample: int
     first: int
     cast: int
-    outputs: tuple[Tensor, ...]
+    left: _Given
 
 
 class _Run:
@@ -75,28 +81,30 @@ class _Run:
         self.model, self.device, self.types, self.targets = model, device, types, targets
         self.meter, self.held = MemoryMeter(), list[Tensor]()  # the tensors that are counted so far
 
-    def counted(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[bool, int], ...]:
-        """For each of these, whether its storage is counted already, and which is the first that has it."""
+    def given(self, tensors: tuple[Tensor, ...]) -> _Given:
+        """These, which go to the next layer."""
         storages, known = [t.untyped_storage().data_ptr() for t in tensors], _storages(self.held)
-        return tuple((storage in known, storages.index(storage)) for storage in storages)
+        return _Given(tensors, tuple((storage in known, storages.index(storage)) for storage in storages))
 
-    def passed(self, index: int, tensors: tuple[Tensor, ...]) -> _Found:
-        """What a layer keeps and gives."""
-        layers, meter = self.model.layers, self.meter
+    def passed(self, index: int, given: _Given) -> _Found:
+        """What a layer keeps and gives. (What enters may have been counted since, behind a layer of the same kind.)"""
+        layers, meter, tensors = self.model.layers, self.meter, given.tensors
+        new = _storages(t for t, (counted, _) in zip(tensors, given.counted, strict=True) if not counted)
         loss = loss_of(self.model, self.targets) if index == len(layers) - 1 else None
         with layer_on(layers, layers[index], self.device, self.types) as running:
             copies = _copies_of(running, tensors) if self.types.casts else []
             own = static_storages(running) | {copy.address for copy in copies} | _storages(as_tuple(self.targets))
             first = _saved_first(running, tensors, loss, own)
-            meter.exclude = _storages(self.held) | own
+            meter.exclude = _storages(self.held) - new | own
             before = meter.used
             with meter.hooks():
                 output = _forward(running, tensors)
                 end = loss(output) if loss is not None else None
+            saved = meter.used - before
             self.held += [*meter.held, *(tensors if index == 0 else ())]
             outputs = tuple(_handed(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
             del output, end
-        return _Found(meter.used - before, first, sum(copy.size_bytes for copy in copies), outputs)
+        return _Found(saved, first, sum(copy.size_bytes for copy in copies), self.given(outputs))
 
 
 def _saved_first(
