@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import hetpipe
+from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.build import build
-from hetpipe.layers.model import LOSSES, Loss, Model, as_tuple, evaluating
+from hetpipe.layers.model import LOSSES, Loss, Model, as_tuple, evaluating, mse
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.layers.weights import materialise
@@ -21,6 +23,7 @@ from hetpipe.measuring.profiler import measure_device
 from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from hetpipe.spec.plan import ReplicaPlan, StagePlan
+from tests.support.ranks import make_plan
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = dict(
@@ -62,6 +65,17 @@ class Beside(nn.Module):
     def forward(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         x, y = given
         return (self.inner(x) + y if self.used else self.inner(x)), y
+
+
+class Centred(nn.Module):
+    """Takes so much of the batch's mean away."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.factor * x.mean(0, keepdim=True)
 
 
 def frozen(layer: nn.Module) -> nn.Module:
@@ -262,3 +276,21 @@ def test_bytes_of_a_decoder_are_those_of_all_layers(lora: bool) -> None:
     found = saved_bytes(made, CPU)
     assert min(found.per_sample[1:]) > 0
     assert found == saved_bytes(alone, CPU)
+
+
+def test_a_layer_that_was_not_measured_is_tried_in_the_first_step() -> None:
+    """Of its kind, others are measured, which do not show what it does."""
+    torch.manual_seed(0)
+    rows = torch.randn(8, 8, dtype=torch.float64)
+    layers = [linear(), *(Centred(1e-12) for _ in range(6)), linear()]
+    assert trace(nn.Sequential(*layers).double(), rows).kinds.measured == (0, 1, 4, 6, 7)
+    for at in (2, 3, 5):
+        net = nn.Sequential(*layers[:at], Centred(0.5), *layers[at + 1 :]).double()
+        assert trace(net, rows).kinds.measured == (0, 1, 4, 6, 7)
+        try:
+            engine = hetpipe.wrap(net, make_plan([{"cuts": [8], "sizes": [4, 4]}]), rows, mse)
+            with pytest.raises(InputError, match=rf"^layer '{at}' \(Centred\) couples the samples of a batch"):
+                engine.step(rows, rows)
+            engine.close()
+        finally:
+            dist.destroy_process_group()
