@@ -54,7 +54,7 @@ def fluid_bound(problem: Problem) -> float:
     The number returned comes from the dual, so that it holds whatever the solver's tolerance: for any λ ≥ 0
     with Σ n_k λ_k = 1, T ≥ Σ_l B · min_k λ_k (τ(l, k) + o(l, k) / B). One LP of L·K variables (HiGHS, Huangfu
     and Hall 2018)."""
-    kinds, number, seconds = _work(problem)
+    kinds, number, seconds = work_seconds(problem)
     if not kinds:
         return math.inf  # no plan at all
     return max(
@@ -72,7 +72,7 @@ def fluid_price(problem: Problem, deadline: float) -> float:
     *Proof.* A plan of step T ≤ D on u_k ≤ n_k devices of each type costs T · Σ u_k p_k; w_k = u_k T are the device-seconds it
     pays for, and its work fits into them as `fluid_bound` shows. ∎ The number comes from the dual: for any μ ≥ 0 it is at least
     Σ_l B · min_k (p_k + μ_k)(τ(l, k) + o(l, k) / B) − D · Σ_k n_k μ_k."""
-    kinds, number, seconds = _work(problem)
+    kinds, number, seconds = work_seconds(problem)
     K, L = seconds.shape
     if not K:
         return math.inf
@@ -90,7 +90,7 @@ def fluid_price(problem: Problem, deadline: float) -> float:
     )
 
 
-def _work(problem: Problem) -> tuple[list[str], Array, Array]:
+def work_seconds(problem: Problem) -> tuple[list[str], Array, Array]:
     """The types, how many devices there are of each, and seconds [K, L] of the whole batch on one device of each."""
     counts = Counter(device.type for device in problem.cluster.devices)
     kinds, B = sorted(counts), problem.global_batch

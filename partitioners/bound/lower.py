@@ -7,6 +7,8 @@ R), where ĉ is the largest convex function below c. **So if R · ĉ(B / R) > π
 c is computed for ranges of samples: it is at least that of the least samples, and counts as that of the most. Ranges on which ĉ
 rests are divided.
 
+Where a step is known that the bound is to be compared with, each range of R begins at what its nodes allow (`nodes`).
+
 The prices come from the linear program over the pipelines found so far: the least part z of all devices with which they do the
 batch. z ≤ 1 says that T cannot be ruled out so. The least T of all ranges of R is the bound; ranges at which it rests are
 divided."""
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.bound.demand import Demand
 from hetpipe.partitioners.bound.labels import label_space
+from hetpipe.partitioners.bound.nodes import NodeBound
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import never
 from hetpipe.planning.programs import Program
@@ -62,6 +65,7 @@ class Part:
     possible: float = math.inf
     R: int = 0
     stuck: int = 0  # how often it took too long to say
+    by_nodes: bool = False  # whether `shown` is at least the bound of `nodes`
     prices: Array | None = None
     near: list[int] = field(default_factory=list)  # samples on which the bound rested
     columns: dict[Column, None] = field(default_factory=dict)  # the best first
@@ -75,7 +79,7 @@ class Lower:
         self.batch = types.problem.global_batch
         self.takes, self.there = types.limits
         self.left = self.stop = 0.0
-        self.space = label_space(types.L)
+        self.space, self.nodes = label_space(types.L), NodeBound(types, late)
         self.parts = self._ranges(least)
         relaxed.ready()
 
@@ -105,6 +109,7 @@ class Lower:
         self.left, last, apart = effort, None, APART
         for part in self.parts:
             part.stuck = 0
+        self._by_nodes(step)
         while self.left > 0 and self.bound < step * (1 - 1e-9) and not self.late():
             upper = min([step, *(x.possible for x in self.parts)])
             part = min(self.parts, key=lambda x: (x.possible, x.stuck, x.shown))
@@ -120,6 +125,7 @@ class Lower:
                 break
             else:
                 self._divide(part)
+                self._by_nodes(step)
                 continue
             part.prices = last if part.prices is None else part.prices
             self.stop = self.left - PATIENCE * effort
@@ -131,6 +137,12 @@ class Lower:
                 part.stuck += 1
             last = part.prices
         return self.bound
+
+    def _by_nodes(self, step: float) -> None:
+        """Raise what is shown of all parts to the bound of their nodes, if there is a step to compare it with."""
+        for part in self.parts if math.isfinite(step) else ():
+            if not part.by_nodes:
+                part.shown, part.by_nodes = self.nodes.bound(part.low, part.high, part.shown, step), True
 
     def _divide(self, part: Part) -> None:
         """Put two halves of the part in its place."""
@@ -144,6 +156,7 @@ class Lower:
                 prices=part.prices,
                 near=part.near,
                 R=min(high, max(low, part.R)),
+                by_nodes=part.by_nodes and low == part.low,  # more replicas sum more
                 columns=dict(part.columns),
             )
             for low, high in halves
