@@ -1,5 +1,5 @@
 """Plan bert-large for so many devices, and print when the best of the simple rules was known and when the plan was there: wall
-seconds since this process began, and processor seconds with those of the processes that had ended. `run` runs it by path.
+seconds since this process began, and its own processor seconds. `run` runs it by path.
 
     python bench/first_plan/worker.py DEVICES
     python bench/first_plan/worker.py ready       (compiles all that `auto` may use)
@@ -41,8 +41,8 @@ def cluster(devices: int) -> Cluster:
 
 def so_far() -> tuple[float, float]:
     """Wall and processor seconds."""
-    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - BEGAN, own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return time.perf_counter() - BEGAN, used.ru_utime + used.ru_stime
 
 
 def main(devices: int) -> None:
