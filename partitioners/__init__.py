@@ -34,7 +34,7 @@
 | grouping | compositions side by side | `compositions/groupings.py` |
 | pool | pipelines to choose from | `exact/pools.py` |
 | plan in hand | the best so far, which the exact search starts from | `exact/best_first.py` |
-| `ready()` | compiles the functions of its file, or reads them from disk | `pipelines/line_cuts.py`, … |
+| `ready()` | compiles the functions of its file, or reads them from disk, outside of a limit | `pipelines/line_cuts.py`, … |
 
 Folders are rooms that the planners share; imports go down this list:
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetpipe.partitioners.bound import relaxed
-from hetpipe.partitioners.exact import best_first
+from hetpipe.partitioners.exact import best_first, side_by_side
 from hetpipe.partitioners.exact.best_first import ExactSearch
-from hetpipe.partitioners.exact.side_by_side import plans_below
 from hetpipe.partitioners.memory_fit.obstacle import explain, refuse
 from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.search import estimate, places
@@ -20,24 +19,31 @@ from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
-from hetpipe.predict.compiled import compiled_beside, left_to_python
+from hetpipe.predict.compiled import are_kept, compile_beside, is_compiling, stop_compiling
 from hetpipe.spec.plan import Plan
 
 FEW_DEVICES = 8  # searched to the end; without a plan, or for the cheapest under a deadline, twice as many
 MOST_GROUPS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables
 MOST_SHARES = 4096  # samples, of which it looks at every number that a replica could get, each a pipeline of its own
 CLOSE = 1.0001  # times the bound: nothing is left to search for
+LOOPS = (relaxed, line_cuts, stage_orders, estimate, places)  # modules of compiled loops, beside those of the joint search
 
 
 def ready(*, exact: bool = True) -> None:
     """Compile all that is compiled for `auto`, or read it from disk: outside of any time limit. What the `exact` search needs,
     half of the work, is left out where it is not asked for, and else compiled by a process beside this one."""
-    done = compiled_beside(best_first.__name__, plans_below) if exact else None
-    for module in (estimate, line_cuts, places, relaxed, stage_orders):
+    if exact and not are_kept(side_by_side.plans_below):
+        compile_beside(best_first.__name__)
+    for module in LOOPS:
         module.ready()
-    if done is not None:
-        done()
+    if exact:
+        stop_compiling(wait=True)
         best_first.ready()
+
+
+def is_ready(*, exact: bool = True) -> bool:
+    """Whether numba keeps what `ready` would compile, by the last of it."""
+    return are_kept(places.put, *([side_by_side.plans_below] if exact else []))
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,33 @@ class Auto:
         """Search replicas, cuts and shares together."""
         require_stage_kinds(problem)
         microbatch_sizes(problem)  # says what is missing
-        if len(problem.cluster.devices) == 1:
-            with left_to_python():
-                found = self._searched(problem, Limit.of(problem))
-        else:
-            if problem.progress is not None:
-                problem.progress("loading what numba compiled; the first time it compiles for some 30 s")
-            ready(exact=not self._is_large(problem))
-            found = self._searched(problem, Limit.of(problem))
+        if len(problem.cluster.devices) > 1:
+            problem = self._begun(problem)
+        found = self._searched(problem, Limit.of(problem))
         return replace(found, plan=found.plan.model_copy(update={"partitioner": self.name}))
+
+    def _begun(self, problem: Problem) -> Problem:
+        """Get what is compiled where all of it is there, or time is limited, which no compiling counts in. Else Python runs the
+        loops until another process has compiled them; what the simple rules give is said first, and from then on."""
+        exact, say = not self._is_large(problem), problem.progress or (lambda _: None)
+        if is_ready(exact=exact):
+            ready(exact=exact)
+            return problem
+        if problem.time_limit_seconds is not None:
+            say("numba compiles the loops of the search, once on a machine")
+            ready(exact=exact)
+            return problem
+        compile_beside(*(module.__name__ for module in (*LOOPS, *([best_first] if exact else []))))
+        found = min((cost(problem, plan) for plan in simple_plans(problem, late=problem.stopped)), default=math.inf)
+        if problem.progress is None or math.isinf(found):
+            return problem
+        what = "step" if problem.deadline_seconds_per_step is None else "price of a step (per hour × seconds)"
+        known = f"the simple rules' best {what}: {found:.4g}{' s' if what == 'step' else ''}"
+
+        def told(text: str) -> None:
+            say(f"{text}; {known}{'; meanwhile numba compiles, once on a machine' if is_compiling() else ''}")
+
+        return replace(problem, progress=told)
 
     def _searched(self, problem: Problem, limit: Limit) -> Solution:
         """The best solution that the searches find which suit this size, these limits and this back end."""

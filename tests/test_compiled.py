@@ -8,8 +8,10 @@ import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetpipe.partitioners import auto
@@ -38,7 +40,7 @@ def test_a_change_in_any_file_compiles_all_again(tmp_path: Path, monkeypatch: py
     for digest in ("before", "before", "after", "after"):
         monkeypatch.setattr(compiled, "sources", lambda digest=digest: digest)
         function = loaded(path).twice
-        assert function(2.0) == 4.0
+        assert function.by_numba(2.0) == 4.0
         hits.append(sum(function.by_numba.stats.cache_hits.values()))
     assert hits == [0, 1, 0, 1]
 
@@ -74,28 +76,86 @@ def test_python_finds_what_numba_finds() -> None:
     assert python == [*small_plans(1), *small_plans(2), *small_plans(3)]
 
 
-def test_a_process_beside_compiles_what_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is started once: not where the functions are kept, and not where numba finds no folder."""
-    path = tmp_path / "halving.py"
-    path.write_text("from hetpipe.predict.compiled import compiled, once, get_ready\n\n\n@compiled\ndef half(x):\n"
-                    "    return x / 2\n"
-                    "\n\n@once\ndef ready():\n    get_ready(lambda: half(2.0))\n")  # fmt: skip
-    monkeypatch.syspath_prepend(tmp_path)
-    function, started = import_module("halving").half, list[object]()
-    own = subprocess.Popen
+@pytest.mark.parametrize("seed", [7701, 7702, 7703])
+def test_a_search_that_python_and_numba_run_by_turns_finds_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When each is chosen, the clock says: here dice say it, for each call."""
+    dice = Random(seed)
+    kinds = {kind: [dice.uniform(0.01, 0.2) for _ in range(5)] for kind in "abc"}
+    cluster = make_cluster([{"a": 1}, {"b": 1}, {"c": dice.randint(1, 2)}])
+    given = {"parameter_bytes": dice.randint(100, 10**6), "output_bytes_per_sample": dice.randint(10, 10**6)}
+    problem = make_problem(cluster, make_profile(kinds, (1, 2), given), dice.randint(3, 9))
+    expected = auto.Auto()(problem)
 
-    def start(*given: Any, **named: Any) -> subprocess.Popen[bytes]:
-        started.append(given)
-        return own(*given, **named)
+    def call(function: compiled.Compiled, *arguments: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return (function.by_python if dice.random() < 0.5 else function.by_numba)(*arguments)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(compiled.Compiled, "__call__", call)
+    assert auto.Auto()(problem) == expected
+
+
+def halving(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """A module of a compiled function, kept in no other test, and what makes it ready."""
+    text = ("from hetpipe.predict.compiled import compiled, once, get_ready\n\n\n@compiled\ndef half(x):\n    return x / 2\n"
+            "\n\n@once\ndef ready():\n    get_ready(lambda: half(2.0))\n")  # fmt: skip
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    compiled.compiled_beside("halving", function)()
-    assert len(started) == 1
+    monkeypatch.setattr(compiled, "cores", lambda: 2)
+    return import_module(name).half
+
+
+def test_what_a_process_beside_has_compiled_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = halving(tmp_path, monkeypatch, "halving_beside")
+    assert not function.is_kept()
+    compiled.compile_beside("halving_beside")
+    compiled.stop_compiling(wait=True)
+    assert function.is_kept()
+    assert not compiled.is_compiling()
+    monkeypatch.setattr(function, "_looked", -compiled.LOOK_SECONDS)
     assert function(3.0) == 1.5
     assert sum(function.by_numba.stats.cache_hits.values()) == 1
-    compiled.compiled_beside("halving", function)()
-    assert len(started) == 1
+
+
+def test_the_process_beside_ends_with_what_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    halving(tmp_path, monkeypatch, "halving_ended")
+    (tmp_path / "endless.py").write_text("import time\n\n\ndef ready():\n    time.sleep(3600)\n")
+    compiled.compile_beside("endless")
+    (process,) = compiled._beside
+    assert process.stdin is not None
+    process.stdin.close()  # as the system does it when a process ends
+    assert process.wait(60) == 1
+    compiled.stop_compiling()
+
+
+def test_python_runs_a_function_until_that_took_as_long_as_compiling_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process is compiling, Python goes on to run, unless a call alone would take longer than to wait."""
+    function, begun = halving(tmp_path, monkeypatch, "halving_python"), list[str]()
+    monkeypatch.setattr(compiled, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(compiled, "_begun", lambda: begun)
+    assert function(3.0) == 1.5
+    assert not function._there
+    function.spent, begun[:] = 2 * function.compile_seconds, [function._name]
+    assert function(3.0) == 1.5
+    assert not function._there
+    begun.clear()
+    assert function(3.0) == 1.5
+    assert function._there
+    again = compiled.Compiled(function.function)
+    assert again(3.0) == 1.5
+    assert again._there
+
+
+def test_numbers_that_stand_in_the_code_compile_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "counting.py"
+    path.write_text("from hetpipe.predict.compiled import compiled\n\n\n@compiled\ndef more(x):\n    return x + 1\n"
+                    "\n\n@compiled\ndef count(n):\n    found = 0\n    for _ in range(n):\n        found = more(found)\n"
+                    "    return found + more(-1)\n")  # fmt: skip
+    module = loaded(path)
+    assert module.count.by_numba(3) == 3
+    assert len(module.more.by_numba.signatures) == 1
 
 
 def test_planning_compiles_nothing_that_was_not_made_ready() -> None:

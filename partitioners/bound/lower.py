@@ -81,7 +81,6 @@ class Lower:
         self.left = self.stop = 0.0
         self.space, self.nodes = label_space(types.L), NodeBound(types, late)
         self.parts = self._ranges(least)
-        relaxed.ready()
 
     def _ranges(self, least: float) -> list[Part]:
         """The parts that all replica counts are divided into; one replica, which sums nothing, and as many as a node has devices

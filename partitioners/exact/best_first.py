@@ -32,7 +32,7 @@ from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes
 from hetpipe.partitioners.stage_kinds.space import Space
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
-from hetpipe.predict.compiled import get_ready, once
+from hetpipe.predict.compiled import expect, get_ready, once
 from hetpipe.predict.simulator import play, simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -45,6 +45,7 @@ COMPOSITIONS = 600  # bounded at most
 STATES = 5_000  # parts of the cluster (in counts) up to which groupings are listed
 SHARED = 150_000  # numbers that take as long to handle as to simulate a plan whose transfers share adapters
 SUMMED = 1.25  # numbers that each layer of a replica is worth, where sums are computed
+PYTHON_SECONDS, MOST_PLANS = 2e-6, 1e6  # of Python for a layer of a replica of a plan; of more plans some are left out early
 GROUPING = 10_000  # numbers that take as long to handle as to list one
 
 
@@ -217,6 +218,7 @@ class ExactSearch:
         rows, found, steps = np.zeros(R, np.int64), np.zeros((CHUNK, R), np.int64), np.zeros(CHUNK)
         state = np.array([0, side.first[0, -1], 0])
         rows[0] = side.first[0, 0] - 1
+        expect(plans_below, PYTHON_SECONDS * R * self.space.L * min(math.prod(pool.number for pool in pools), MOST_PLANS))
         while state[0] >= 0:
             if self.late():
                 self.left_out(max(float(pool.bound.min()) for pool in pools), price)

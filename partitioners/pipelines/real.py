@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpipe.files.limits import MOST_BATCH
-from hetpipe.partitioners.pipelines import line_cuts, stage_orders
 from hetpipe.partitioners.pipelines.line_cuts import Fixed, Loaded, Waits, best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
 from hetpipe.partitioners.stage_kinds.memoized import memoized
@@ -79,8 +78,6 @@ class Reals:
             self.tables, self.limits, types.optimizer, self.more, self.blocking, self.problem.allow_recompute,
             self.problem.sums_early, types.costs.first_trained,
         )  # fmt: skip
-        line_cuts.ready()
-        stage_orders.ready()
 
     @memoized
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:

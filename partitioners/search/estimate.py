@@ -70,7 +70,6 @@ class Estimates:
             self.capacity, self.output, types.summed[0], self.rings, types.optimizer, reals.more, reals.blocking,
             types.problem.sums_early, types.costs.first_trained,
         )  # fmt: skip
-        ready()
 
     def _ring(self, links: Sequence[object]) -> tuple[float, float]:
         """Latency and seconds a byte of the slowest link."""

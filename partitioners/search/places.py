@@ -25,7 +25,6 @@ class Places:
         blocks, self.first, self.count = np.unique(pairs, axis=0, return_index=True, return_counts=True)  # devices side by side
         order = np.lexsort((self.first, blocks[:, 0]))
         self.first, self.count, self.type_of = self.first[order], self.count[order], blocks[order, 0]
-        ready()
 
     def of(self, mix: Sequence[tuple[Pipeline, int]], ways: Sequence[int] = ()) -> Iterator[tuple[int, Index]]:
         """The devices of each stage [R, stages], of so many pipelines of each kind: the first one's, where there is no stage. In
@@ -35,7 +34,7 @@ class Places:
         for way in ways or (0, self.types.L, *lengths):
             starts, at, degrees, replicas, stages = self._tiles(mix, way) if way else self._line(mix)
             rows, free = np.full((sum(count for _, count in mix), width), -1), (self.first.copy(), self.count.copy())
-            if not _put(starts, at, degrees, replicas, stages, *free, self.type_of, way == 0, rows):
+            if not put(starts, at, degrees, replicas, stages, *free, self.type_of, way == 0, rows):
                 continue
             rows = np.where(rows < 0, rows[:, :1], rows)
             nodes = self.nodes[rows].tobytes()
@@ -84,11 +83,11 @@ class Places:
 def ready() -> None:
     """Compile the functions of this file, or read them from disk: outside of any time limit."""
     one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
-    get_ready(lambda: _put(np.arange(2), zero, one, zero, zero, zero.copy(), one.copy(), zero, False, np.zeros((1, 1), np.int64)))
+    get_ready(lambda: put(np.arange(2), zero, one, zero, zero, zero.copy(), one.copy(), zero, False, np.zeros((1, 1), np.int64)))
 
 
 @compiled
-def _put(starts: Index, kinds: Index, degrees: Index, replicas: Index, stages: Index, first: Index, count: Index, type_of: Index,
+def put(starts: Index, kinds: Index, degrees: Index, replicas: Index, stages: Index, first: Index, count: Index, type_of: Index,
          in_order: bool, rows: Index) -> bool:  # fmt: skip
     """Put each run of stages of one type on the node that has the least room for it, or parts of it on those that have most; or
     (`in_order`) on the first that has room. Blocks are devices of one type on one node: from the `first` on, `count` of them are
