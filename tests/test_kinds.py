@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hetpipe
 from hetpipe.files.messages import InputError
@@ -72,7 +75,8 @@ class Centred(nn.Module):
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        self.factor = factor
+        self.factor: Tensor
+        self.register_buffer("factor", torch.tensor(factor))
 
     def forward(self, x: Tensor) -> Tensor:
         return x - self.factor * x.mean(0, keepdim=True)
@@ -93,15 +97,119 @@ def model(*layers: nn.Module) -> Model:
     return Model(name="test", layers=net, inputs=inputs, targets=targets, loss=Loss(function=LOSSES["mse"]))
 
 
-def linear(**options: Any) -> nn.Module:
-    return nn.Linear(8, 8, **options)
+def linear(width: int = 8, **options: Any) -> nn.Module:
+    return nn.Linear(width, 8, **options)
+
+
+class Named(nn.Module):
+    """A layer that does something or not, as an attribute says."""
+
+    def __init__(self, what: Callable[[Tensor, Any], Any], *, on: Any) -> None:
+        super().__init__()
+        self.what, self.on, self.inner = what, on, nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.what(x, self)
+
+
+def checkpointed(x: Tensor, layer: Named) -> Tensor:
+    def inner(y: Tensor) -> Tensor:
+        found: Tensor = layer.inner(layer.inner(y).tanh())
+        return found.tanh()
+
+    return checkpoint(inner, x, use_reentrant=False) if layer.on else inner(x)
+
+
+def turned(x: Tensor, layer: Named) -> Tensor:
+    return x.mT.contiguous().mT if layer.on else x.contiguous()
+
+
+def sliced(x: Tensor, layer: Named) -> Tensor:
+    return x[:, : np.int64(16)] if layer.on else x
+
+
+def cast(x: Tensor, layer: Named) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=layer.on):
+        return layer.inner(x.float())  # type: ignore[no-any-return]
+
+
+def stopped(x: Tensor, layer: Named) -> Tensor:
+    return x.data if layer.on else x
+
+
+def longer(x: Tensor, layer: Named) -> Tensor:
+    return nn.functional.interpolate(x[None], scale_factor=layer.on, mode="nearest")[0, :, :, ::2]
+
+
+def cut(x: Tensor, layer: Named) -> Tensor:
+    return x[:, : np.int64(layer.on)]
+
+
+def ordered(x: Any, layer: Named) -> Any:
+    return tuple(x[k] for k in layer.on)
+
+
+def unsqueezed(x: Tensor, layer: Named) -> Tensor:
+    return x.unsqueeze_(1) if layer.on else x + layer.inner(x)
+
+
+DECIDING: dict[str, tuple[Callable[[Any, Any], Any], Sequence[Any]]] = {
+    "autocast": (cast, [False, False, True, False]),
+    "no history": (stopped, [False, False, True, False]),
+    "another size by a float": (longer, [2.0, 2.0, 4.0, 2.0]),
+    "a slice by numpy's number": (cut, [7, 7, 5, 5]),
+    "checkpointing": (checkpointed, [False, False, True, False]),
+    "in place": (unsqueezed, [False, False, False, True]),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_a_layer_that_decides_by_an_attribute_is_not_like_one_that_decides_otherwise(name: str) -> None:
+    what, choices = DECIDING[name]
+    layers = nn.Sequential(nn.LayerNorm(8), *(Named(what, on=choice) for choice in choices), nn.Flatten())
+    inputs = torch.randn(2, 8, 8)
+    kinds = trace(layers, inputs).kinds
+    for size in (3, 1):
+        given = torch.randn(size, 8, 8)
+        assert trace(layers, given, kinds=kinds).rows == trace(layers, given).rows
+    groups = {choice: {kinds.first[1 + k] for k, own in enumerate(choices) if own == choice} for choice in choices}
+    for one, other in combinations(groups.values(), 2):
+        assert not one & other
+
+
+def test_layers_that_pass_tensors_on_in_another_order_are_of_other_kinds() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.b(x)
+
+    orders = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 0), (0, 1)]
+    layers = nn.Sequential(Pair(), *(Named(ordered, on=order) for order in orders), Named(ordered, on=(0,)), nn.Linear(8, 8))
+    kinds = trace(layers, torch.randn(4, 8)).kinds
+    assert kinds.first[1:7] == (1, 1, 3, 3, 5, 1)
+    spread_of(layers, torch.randn(4, 8), [torch.randn(3, 8)])
+
+
+def test_a_layer_that_makes_whole_numbers_is_of_its_own() -> None:
+    """A layer that comes later would be given numbers that are too large, if others had not run."""
+
+    class Halved(nn.Module):
+        def forward(self, words: Tensor) -> Tensor:
+            return words // 2
+
+    words = torch.full((4, 3), 200)
+    layers = nn.Sequential(*(Halved() for _ in range(5)), nn.Embedding(8, 8), nn.Linear(8, 8))
+    assert trace(layers, words).kinds.measured == tuple(range(7))
 
 
 def test_layers_that_differ_in_their_numbers_only_are_of_one_kind() -> None:
     """The first gets what needs no gradient; the loss follows the last."""
     assert first(linear(), *(linear() for _ in range(5))) == (0, 1, 1, 1, 1, 5)
-    assert first(linear(), *(Scaled(f) for f in (0.1, 0.5, 0.5)), linear(), linear()) == (0, 1, 1, 1, 4, 5)
-    assert first(linear(), *(nn.Dropout(p) for p in (0.1, 0.2, 0.0, 0.0)), linear()) == (0, 1, 1, 3, 3, 5)
+    assert first(linear(), *(Scaled(f) for f in (0.1, 0.5, 0.5)), linear(), linear()) == (0, 1, 2, 2, 4, 5)
+    assert first(linear(), *(nn.Dropout(p) for p in (0.1, 0.2, 0.0, 0.0)), linear()) == (0, 1, 2, 3, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +233,7 @@ def test_a_layer_with_a_hook_is_of_its_own() -> None:
 def test_layers_that_do_otherwise_by_their_attributes_are_not() -> None:
     x = torch.randn(2, 9, 8)
     assert first(linear(), Scaled(1), Cut(7), Cut(7), Cut(3), linear(), inputs=x) == (0, 1, 2, 3, 4, 5)
-    assert first(linear(), Scaled(1), Cut(9), Cut(10), linear(), inputs=x) == (0, 1, 2, 2, 4)
+    assert first(linear(), Scaled(1), Cut(9), Cut(10), Cut(10), linear(), inputs=x) == (0, 1, 2, 3, 3, 5)
 
 
 def spread_of(layers: nn.Sequential, inputs: Any, others: list[Any]) -> None:
@@ -196,9 +304,7 @@ def test_a_decoder_is_traced_as_if_all_its_layers_ran(lora: bool, kind: dict[str
 
 
 def test_layers_that_are_given_something_else_run_again() -> None:
-    """What a kind cannot tell (two layers that cut what is longer than any sample that was traced) the executor refuses: it
-    compares what leaves a stage with what was found."""
-    layers = nn.Sequential(Scaled(1.0), Cut(9), Cut(10), Cut(12), Scaled(1.0))
+    layers = nn.Sequential(Scaled(1.0), Cut(9), Cut(9), Cut(9), Scaled(1.0))
     assert trace(layers, torch.randn(2, 5, 8)).kinds.first == (0, 1, 1, 1, 4)
     spread_of(layers, torch.randn(2, 5, 8), [torch.randn(2, 11, 8)])
 
@@ -247,6 +353,11 @@ NETS: dict[str, Callable[[], list[nn.Module]]] = {
     "relu": lambda: [m for _ in range(4) for m in (linear(), nn.ReLU())],
     "mixed": lambda: [linear(), nn.ReLU(), linear(), nn.Tanh(), linear(), linear(), nn.ReLU(), nn.Dropout(0.5), linear()],
     "in place": lambda: [linear(), *(m for _ in range(3) for m in (linear(), nn.ReLU(inplace=True), nn.LayerNorm(8)))],
+    "stale": lambda: [linear(), linear(), nn.GELU(), linear(), nn.Identity(), linear(), linear()],
+    "identities": lambda: [nn.Identity(), nn.Linear(8, 16), nn.Identity(), nn.Linear(16, 4), nn.Identity(), nn.Linear(4, 4)],
+    "checkpointed": lambda: [linear(), *(Named(checkpointed, on=k == 1) for k in range(5)), linear()],
+    "turned": lambda: [linear(), *(m for _ in range(3) for m in (Named(turned, on=True), nn.Tanh(), Named(turned, on=False)))],
+    "slices": lambda: [nn.Linear(8, 32), *(m for _ in range(3) for m in (Named(sliced, on=True), nn.Linear(16, 32))), linear(32)],
     "views": lambda: [m for _ in range(3) for m in (linear(), nn.Sigmoid(), nn.Unflatten(1, (2, 4)), nn.Flatten(), linear())],
 }  # fmt: skip
 

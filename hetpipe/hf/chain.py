@@ -42,6 +42,7 @@ class HFLayer(nn.Module):
     """A layer made of modules of transformers. `label`: its name in the chain; `library_names`: see `InLibrary`; `stored_names`:
     own tensor name → the name under which `save_pretrained` stores it, if it does."""
 
+    only_names = ("label", "library_names", "stored_names", "number")  # see `layers/untouched/kinds.py`
     origin: Origin
     label: str
     library_names: dict[str, str]

@@ -15,10 +15,10 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.trials.chain_check import check_chain
 from hetpipe.layers.untouched.kept import Fixed
+from hetpipe.layers.untouched.kinds import LINEAGE
 from hetpipe.spec.sections.adapter import AdapterSection
 
 COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
-_MADE = "_hetpipe_made"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     makers = [replace(each, names=tuple(renamed.get(own, own) for own in each.names)) for each in earlier.made] if earlier else []
     makers += [replace(each, of=tuple(written.get(own, own) for own in each.of)) for each in made]
     adapter = adapter or (earlier.adapter if earlier is not None else None)
-    vars(result)[_MADE] = Lineage((*identities, transform.identity), source, names, tuple(makers), adapter)
+    vars(result)[LINEAGE] = Lineage((*identities, transform.identity), source, names, tuple(makers), adapter)
     return result
 
 
@@ -119,7 +119,7 @@ def kept_elsewhere(layer: nn.Module) -> set[str]:
 
 def lineage_of(layer: nn.Module) -> Lineage | None:
     """How the layer was made; None of one that is as it was written."""
-    found: Lineage | None = vars(uncompiled(layer)).get(_MADE)
+    found: Lineage | None = vars(uncompiled(layer)).get(LINEAGE)
     return found
 
 

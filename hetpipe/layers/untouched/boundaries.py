@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from torch.func import functional_call
 
 from hetpipe.files.messages import InputError, counted, cut
-from hetpipe.layers.model import Tensors, as_tuple, as_value, named_layers
+from hetpipe.layers.model import Tensors, alongside, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
 from hetpipe.layers.split import REENTRANT, TensorSpec, ancestors, gradient_leaves, is_reentrant
 from hetpipe.layers.transforms import lineage_of, tensors_of
@@ -113,15 +113,25 @@ class _Tracer:
             nodes = [t.grad_fn for t in tensors]
             self.fakes.calls = [] if self.kinds is None else None
             outputs = self.ran(index, tensors)
-            if self.fakes.calls is not None:
-                self.likes.append((structure(self.layers[index]), tuple(self.fakes.calls)))
             self.refuse_reentrant(index, outputs, nodes)
             left = _Left(self.rows[-1], outputs, [_reached(t, nodes) for t in outputs])
+            if self.fakes.calls is not None:
+                self.likes.append(self.like(index, tensors, left, self.fakes.calls))
+                self.fakes.calls = None
             if key[0] >= 0:
                 self.known[key] = left
         self.rows.append(_specs(left.tensors))
         self.links.append(left.links)
-        return left.tensors
+        return tuple(alongside(t.view_as(t), t) for t in left.tensors)  # the next layer may change one in place
+
+    def like(self, index: int, given: tuple[Tensor, ...], left: _Left, calls: Sequence[Hashable]) -> Hashable:
+        """What a layer has to share with another to be of its kind. One that makes whole numbers is of its own: they may be too
+        large for a layer that comes later, where others of its kind did not run."""
+        passed = [next((k for k, t in enumerate(given) if t is made), None) for made in left.tensors]
+        if any(at is None and not t.is_floating_point() for at, t in zip(passed, left.tensors, strict=True)):
+            return index
+        rows = left.given, _specs(left.tensors), tuple(map(frozenset, left.links)), tuple(passed)
+        return structure(self.layers[index]), rows, tuple(calls)
 
     def ran(self, index: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the layer makes of these, as its device holds and computes it."""

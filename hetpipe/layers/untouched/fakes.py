@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.untouched.kinds import likeness
+from hetpipe.layers.untouched.kinds import circumstances, likeness
 
 _CACHE, _ITEM = type(functools.lru_cache(lambda: None)), "_lru_list_elem"
 
@@ -38,9 +38,10 @@ class Fakes(TorchFunctionMode):
             if given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
                 names = [str(t.dtype).removeprefix("torch.") for t in (given, weight)]
                 raise InputError(f"its input is {names[0]}, and its weight {names[1]}")
-        if self.calls is not None and getattr(func, "__name__", "") != "__get__":  # (attributes of tensors)
-            self.calls.append((func, likeness(args), likeness(kwargs)))
+        given = (func, likeness(args), likeness(kwargs), circumstances()) if self.calls is not None else None
         result = func(*args, **(kwargs or {}))
+        if self.calls is not None and given is not None:
+            self.calls.append((given, likeness(result) if isinstance(result, int | float | list | tuple) else type(result)))
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, FakeTensor):
                 self._made.append((weakref.ref(item), self.at_work))

@@ -1,8 +1,8 @@
 """Layers of one kind compute the same, each with its own numbers: what is found out of one of them holds for all.
 
-They have modules of the same types, with tensors of the same shapes, and their forwards call the same functions of torch, with
-tensors of the same shapes and types. What is not compared: the numbers in tensors, and those that a function is given beside
-them, which are only told apart where they are zero.
+They have modules of the same types, with the same attributes and tensors of the same shapes; they are given the same, and give
+the same; and their forwards call the same functions of torch, with the same arguments and with tensors of the same shapes. Only
+the numbers in tensors are not compared.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (int, str, type(None), torch.dtype, torch.layout)
+DEPTH = 8  # of containers in each other
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_ALL = frozenset(vars(nn.Module()))
+# Attributes that only say which layer it is: those that a class names itself, and those of libraries' modules.
+NAMES = "only_names"
+_NAMES = {"transformers": ("layer_idx",), "peft": ("kwargs",)}
+LINEAGE = "_hetpipe_made"
 
 
 @dataclass(frozen=True)
@@ -56,29 +64,59 @@ class Kinds:
         return members
 
 
-def likeness(value: Any) -> Hashable:
-    """What a function is given, without the numbers that may differ from layer to layer."""
+class Same:
+    """An object that is like itself only."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def likeness(value: Any, depth: int = 0) -> Hashable:
+    """What is compared of an argument or an attribute: of a tensor all but its numbers."""
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype, value.requires_grad
-    if isinstance(value, tuple | list):
-        return tuple(map(likeness, value))
-    if isinstance(value, dict):
-        return tuple((name, likeness(item)) for name, item in value.items())
-    if isinstance(value, slice):
-        return likeness((value.start, value.stop, value.step))
+        strides = value.stride() if value.layout == torch.strided else ()
+        return tuple(value.shape), value.dtype, value.requires_grad, strides
     if isinstance(value, _PLAIN):
-        return value
-    return type(value), value == 0 if isinstance(value, float) else None
+        return type(value), value
+    if isinstance(value, np.generic):
+        return type(value), value.item()
+    inner = partial(likeness, depth=depth + 1)
+    if depth > DEPTH:
+        return Same(value)
+    if isinstance(value, tuple | list):
+        return type(value), *map(inner, value)
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(map(inner, value))
+    if isinstance(value, dict):
+        return type(value), *((inner(name), inner(item)) for name, item in value.items())
+    if isinstance(value, slice):
+        return slice, inner(value.start), inner(value.stop), inner(value.step)
+    if isinstance(value, partial):
+        return partial, inner(value.func), inner(value.args), inner(value.keywords)
+    return Same(value)
 
 
 def structure(layer: nn.Module) -> Hashable:
-    """The types of a layer's modules, the shapes and types of their tensors, and the hooks that they have."""
-    return tuple(
-        (name, type(module), module.training, _shapes(module._parameters), _shapes(module._buffers),
-         tuple(id(hook) for kind in _HOOKS for hook in getattr(module, kind).values()))
-        for name, module in layer.named_modules()
-    )  # fmt: skip
+    """A layer's modules, by their names: types, attributes, tensors and hooks."""
+    return tuple((name, type(module), module.training, _attributes(module)) for name, module in layer.named_modules())
 
 
-def _shapes(tensors: Mapping[str, Tensor | None]) -> Hashable:
-    return tuple((name, likeness(tensor)) for name, tensor in tensors.items())
+def _attributes(module: nn.Module) -> Hashable:
+    kind = type(module)
+    names = {LINEAGE, *getattr(kind, NAMES, ()), *_NAMES.get(kind.__module__.partition(".")[0].partition("_")[0], ())}
+    own = {name: value for name, value in vars(module).items() if name not in _OF_ALL and name not in names}
+    hooks = [list(getattr(module, kind).values()) for kind in _HOOKS]
+    return likeness((own, module._parameters, module._buffers, hooks))
+
+
+def circumstances() -> Hashable:
+    """What functions depend on beside their arguments: autocast, and whether gradients are made."""
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    cast = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds]
+    return (torch.is_grad_enabled(), *cast)

@@ -5,7 +5,7 @@ Saved bytes come from one forward, by saved-tensor hooks: shared storage once, p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from hetpipe.layers.split import tied_layers
 from hetpipe.layers.stage import alias, works_in_place
 from hetpipe.layers.untouched.boundaries import trace, trace_boundaries
 from hetpipe.layers.untouched.kept import kept
-from hetpipe.layers.untouched.kinds import Kinds
+from hetpipe.layers.untouched.kinds import Kinds, likeness
 from hetpipe.measuring.layer_run import loss_of, without_history
 from hetpipe.measuring.precision.casts import Copy, kept_copies
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
@@ -49,10 +49,10 @@ def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUIL
     never too little. Of one kind, layers run once for each choice of what enters them and was saved before."""
     inputs, targets = (move(x, device) for x in model.sample(1))
     run = _Run(model, device, types, targets)
-    known, rows, given = dict[tuple[int, tuple[tuple[bool, int], ...]], _Found](), list[_Found](), run.given(as_tuple(inputs))
+    known, rows, given = dict[tuple[int, Hashable], _Found](), list[_Found](), _Given.of(as_tuple(inputs), set())
     with kept(model.layers):
         for index, kind in enumerate(kinds_of(model).first):
-            key = kind, given.counted
+            key = kind, given.likeness
             if key not in known:
                 known[key] = run.passed(index, given)
             rows.append(known[key])
@@ -61,10 +61,19 @@ def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUIL
 
 
 class _Given(NamedTuple):
-    """What enters a layer; for each tensor, whether its storage was counted before, and which is the first that has it."""
+    """What enters a layer; for each tensor, whether its storage was counted before, and which is the first that has it. By its
+    `likeness` it saves what others save."""
 
     tensors: tuple[Tensor, ...]
     counted: tuple[tuple[bool, int], ...]
+    likeness: Hashable
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, ...], known: set[int]) -> _Given:
+        """These, where storages at these addresses are counted."""
+        storages = [t.untyped_storage().data_ptr() for t in tensors]
+        counted = tuple((storage in known, storages.index(storage)) for storage in storages)
+        return cls(tensors, counted, (counted, likeness(tensors), tuple(t.untyped_storage().nbytes() for t in tensors)))
 
 
 class _Found(NamedTuple):
@@ -81,11 +90,6 @@ class _Run:
         self.model, self.device, self.types, self.targets = model, device, types, targets
         self.meter, self.held = MemoryMeter(), list[Tensor]()  # the tensors that are counted so far
 
-    def given(self, tensors: tuple[Tensor, ...]) -> _Given:
-        """These, which go to the next layer."""
-        storages, known = [t.untyped_storage().data_ptr() for t in tensors], _storages(self.held)
-        return _Given(tensors, tuple((storage in known, storages.index(storage)) for storage in storages))
-
     def passed(self, index: int, given: _Given) -> _Found:
         """What a layer keeps and gives. (What enters may have been counted since, behind a layer of the same kind.)"""
         layers, meter, tensors = self.model.layers, self.meter, given.tensors
@@ -95,16 +99,18 @@ class _Run:
             copies = _copies_of(running, tensors) if self.types.casts else []
             own = static_storages(running) | {copy.address for copy in copies} | _storages(as_tuple(self.targets))
             first = _saved_first(running, tensors, loss, own)
-            meter.exclude = _storages(self.held) - new | own
+            known = _storages(self.held) - new
+            meter.exclude = known | own
             before = meter.used
             with meter.hooks():
                 output = _forward(running, tensors)
                 end = loss(output) if loss is not None else None
             saved = meter.used - before
-            self.held += [*meter.held, *(tensors if index == 0 else ())]
+            now = [*meter.held, *(tensors if index == 0 else ())]
+            self.held += now
             outputs = tuple(_handed(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
             del output, end
-        return _Found(saved, first, sum(copy.size_bytes for copy in copies), self.given(outputs))
+        return _Found(saved, first, sum(copy.size_bytes for copy in copies), _Given.of(outputs, known | _storages(now)))
 
 
 def _saved_first(
@@ -123,7 +129,7 @@ def _saved_first(
 
 
 def _forward(layer: nn.Module, tensors: tuple[Tensor, ...]) -> Tensors:
-    output: Tensors = layer(as_value([_handed(alias(t), t) if t.requires_grad else t for t in tensors]))
+    output: Tensors = layer(as_value([_handed(alias(t) if t.requires_grad else t.detach(), t) for t in tensors]))
     return output
 
 
