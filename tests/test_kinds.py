@@ -355,6 +355,7 @@ NETS: dict[str, Callable[[], list[nn.Module]]] = {
     "in place": lambda: [linear(), *(m for _ in range(3) for m in (linear(), nn.ReLU(inplace=True), nn.LayerNorm(8)))],
     "stale": lambda: [linear(), linear(), nn.GELU(), linear(), nn.Identity(), linear(), linear()],
     "identities": lambda: [nn.Identity(), nn.Linear(8, 16), nn.Identity(), nn.Linear(16, 4), nn.Identity(), nn.Linear(4, 4)],
+    "identity first": lambda: [nn.Identity(), nn.Dropout(0.1), nn.Sigmoid(), nn.Identity(), linear(), nn.ReLU(), linear()],
     "checkpointed": lambda: [linear(), *(Named(checkpointed, on=k == 1) for k in range(5)), linear()],
     "turned": lambda: [linear(), *(m for _ in range(3) for m in (Named(turned, on=True), nn.Tanh(), Named(turned, on=False)))],
     "slices": lambda: [nn.Linear(8, 32), *(m for _ in range(3) for m in (Named(sliced, on=True), nn.Linear(16, 32))), linear(32)],

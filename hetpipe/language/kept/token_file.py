@@ -79,9 +79,11 @@ def save(key: str, kept: Kept) -> Kept:
 
 
 def remove(key: str) -> None:
-    """Delete what there is under this key: a damaged file, and what a process that was killed has left half written."""
+    """Delete what there is under this key, as far as this user may: a damaged file, and what a process that was killed has left
+    half written."""
     for path in FOLDER.glob(f"{key}-*"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def digest_of(path: Path) -> str:

@@ -49,10 +49,10 @@ def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUIL
     never too little. Of one kind, layers run once for each choice of what enters them and was saved before."""
     inputs, targets = (move(x, device) for x in model.sample(1))
     run = _Run(model, device, types, targets)
-    known, rows, given = dict[tuple[int, Hashable], _Found](), list[_Found](), _Given.of(as_tuple(inputs), set())
+    known, rows, given = dict[Hashable, _Found](), list[_Found](), _Given.of(as_tuple(inputs), set())
     with kept(model.layers):
         for index, kind in enumerate(kinds_of(model).first):
-            key = kind, given.likeness
+            key = kind, index == 0, given.likeness  # what enters the first counts as saved behind it
             if key not in known:
                 known[key] = run.passed(index, given)
             rows.append(known[key])
