@@ -23,7 +23,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _OF_ALL = frozenset(vars(nn.Module()))
 # Attributes that only say which layer it is: those that a class names itself, and those of libraries' modules.
 NAMES = "only_names"
-_NAMES = {"transformers": ("layer_idx",), "peft": ("kwargs",)}
+_NAMES = {"transformers": ("layer_idx", "layer_id"), "peft": ("kwargs",)}
 LINEAGE = "_hetpipe_made"
 
 
