@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 WORKER = HERE / "worker.py"
 EMPTY, FILLED = "empty", "filled"
 PARTS = ("rules: wall", "rules: processor", "plan: wall", "plan: processor")
-NAMES = ("devices", "what numba keeps", "", *(f"{part} s" for part in PARTS), "whole: processor s")
+NAMES = ("devices", "what numba keeps", "", *(f"{part} s" for part in PARTS), "processor s until its end")
 console = Console(width=200)
 
 
