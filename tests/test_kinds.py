@@ -189,7 +189,7 @@ def test_layers_that_pass_tensors_on_in_another_order_are_of_other_kinds() -> No
     orders = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 0), (0, 1)]
     layers = nn.Sequential(Pair(), *(Named(ordered, on=order) for order in orders), Named(ordered, on=(0,)), nn.Linear(8, 8))
     kinds = trace(layers, torch.randn(4, 8)).kinds
-    assert kinds.first[1:7] == (1, 1, 3, 3, 5, 1)
+    assert kinds.first[1:7] == (1, 1, 3, 3, 5, 6)
     spread_of(layers, torch.randn(4, 8), [torch.randn(3, 8)])
 
 

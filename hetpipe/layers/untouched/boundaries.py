@@ -119,10 +119,12 @@ class _Tracer:
                 self.likes.append(self.like(index, tensors, left, self.fakes.calls))
                 self.fakes.calls = None
             if key[0] >= 0:
-                self.known[key] = left
-        self.rows.append(_specs(left.tensors))
+                self.known[key] = left._replace(tensors=_copied(outputs))
+        else:
+            outputs = _copied(left.tensors)
+        self.rows.append(_specs(outputs))
         self.links.append(left.links)
-        return tuple(alongside(t.view_as(t), t) for t in left.tensors)  # the next layer may change one in place
+        return outputs
 
     def like(self, index: int, given: tuple[Tensor, ...], left: _Left, calls: Sequence[Hashable]) -> Hashable:
         """What a layer has to share with another to be of its kind. One that makes whole numbers is of its own: they may be too
@@ -174,6 +176,11 @@ class _Tracer:
 
 def _specs(tensors: tuple[Tensor, ...]) -> Row:
     return tuple(TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+
+
+def _copied(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Others like these, since a layer may change what it is given."""
+    return tuple(alongside(t.clone(), t) for t in tensors)
 
 
 def _reached(output: Tensor, nodes: Sequence[Node | None]) -> set[int]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 DEPTH = 8  # of containers in each other
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
+_CONTAINERS = (tuple, list, set, frozenset, dict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = frozenset(vars(nn.Module()))
 # Attributes that only say which layer it is: those that a class names itself, and those of libraries' modules.
@@ -89,12 +90,12 @@ def likeness(value: Any, depth: int = 0) -> Hashable:
     inner = partial(likeness, depth=depth + 1)
     if depth > DEPTH:
         return Same(value)
-    if isinstance(value, tuple | list):
-        return type(value), *map(inner, value)
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset(map(inner, value))
-    if isinstance(value, dict):
-        return type(value), *((inner(name), inner(item)) for name, item in value.items())
+    own: Any = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    if own is dict:  # containers are read as Python's own are: the methods of somebody's class may refuse
+        return type(value), *((inner(name), inner(item)) for name, item in own.items(value))
+    if own is not None:
+        items = map(inner, own.__iter__(value))
+        return type(value), frozenset(items) if own in (set, frozenset) else tuple(items)
     if isinstance(value, slice):
         return slice, inner(value.start), inner(value.stop), inner(value.step)
     if isinstance(value, partial):
