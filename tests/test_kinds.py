@@ -1,157 +1,40 @@
-"""Layers that compute the same are traced and measured as one kind, and only they."""
+"""Layers that compute the same are of one kind, and only they; one of them is traced for all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import hetpipe
-from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.build import build
-from hetpipe.layers.model import LOSSES, Loss, Model, as_tuple, evaluating, mse
 from hetpipe.layers.untouched.boundaries import trace
-from hetpipe.layers.untouched.kinds import Kinds
-from hetpipe.layers.weights import materialise
-from hetpipe.measuring.precision.layer_bytes import saved_bytes
-from hetpipe.measuring.profiler import measure_device
 from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from hetpipe.spec.plan import ReplicaPlan, StagePlan
-from tests.support.ranks import make_plan
-
-CPU = torch.device("cpu")
-SIZES: dict[str, Any] = dict(
-    type="qwen3", hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=32,
-    max_position_embeddings=64,
-)  # fmt: skip
-
-
-class Scaled(nn.Module):
-    """A residual layer whose number is a plain attribute."""
-
-    def __init__(self, factor: float, width: int = 8) -> None:
-        super().__init__()
-        self.factor, self.inner = factor, nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.inner(x)
-        return x + self.factor * inner.relu()
-
-
-class Cut(nn.Module):
-    """Keeps so many tokens at most."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most = most
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, : self.most] if x.shape[1] > self.most else x
-
-
-class Beside(nn.Module):
-    """Passes a second tensor on, and uses it or not."""
-
-    def __init__(self, *, used: bool) -> None:
-        super().__init__()
-        self.used, self.inner = used, nn.Linear(8, 8)
-
-    def forward(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        x, y = given
-        return (self.inner(x) + y if self.used else self.inner(x)), y
-
-
-class Centred(nn.Module):
-    """Takes so much of the batch's mean away."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor: Tensor
-        self.register_buffer("factor", torch.tensor(factor))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - self.factor * x.mean(0, keepdim=True)
-
-
-def frozen(layer: nn.Module) -> nn.Module:
-    return layer.requires_grad_(False)
-
-
-def first(*layers: nn.Module, inputs: Tensor | None = None) -> tuple[int, ...]:
-    return trace(nn.Sequential(*layers), torch.randn(4, 8) if inputs is None else inputs).kinds.first
-
-
-def model(*layers: nn.Module) -> Model:
-    net, inputs = nn.Sequential(*layers), torch.randn(2, 8)
-    with evaluating(net):
-        targets = net(inputs).detach()
-    return Model(name="test", layers=net, inputs=inputs, targets=targets, loss=Loss(function=LOSSES["mse"]))
-
-
-def linear(width: int = 8, **options: Any) -> nn.Module:
-    return nn.Linear(width, 8, **options)
-
-
-class Named(nn.Module):
-    """A layer that does something or not, as an attribute says."""
-
-    def __init__(self, what: Callable[[Tensor, Any], Any], *, on: Any) -> None:
-        super().__init__()
-        self.what, self.on, self.inner = what, on, nn.Linear(8, 8)
-
-    def forward(self, x: Any) -> Any:
-        return self.what(x, self)
-
-
-def checkpointed(x: Tensor, layer: Named) -> Tensor:
-    def inner(y: Tensor) -> Tensor:
-        found: Tensor = layer.inner(layer.inner(y).tanh())
-        return found.tanh()
-
-    return checkpoint(inner, x, use_reentrant=False) if layer.on else inner(x)
-
-
-def turned(x: Tensor, layer: Named) -> Tensor:
-    return x.mT.contiguous().mT if layer.on else x.contiguous()
-
-
-def sliced(x: Tensor, layer: Named) -> Tensor:
-    return x[:, : np.int64(16)] if layer.on else x
-
-
-def cast(x: Tensor, layer: Named) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=layer.on):
-        return layer.inner(x.float())  # type: ignore[no-any-return]
-
-
-def stopped(x: Tensor, layer: Named) -> Tensor:
-    return x.data if layer.on else x
-
-
-def longer(x: Tensor, layer: Named) -> Tensor:
-    return nn.functional.interpolate(x[None], scale_factor=layer.on, mode="nearest")[0, :, :, ::2]
-
-
-def cut(x: Tensor, layer: Named) -> Tensor:
-    return x[:, : np.int64(layer.on)]
-
-
-def ordered(x: Any, layer: Named) -> Any:
-    return tuple(x[k] for k in layer.on)
-
-
-def unsqueezed(x: Tensor, layer: Named) -> Tensor:
-    return x.unsqueeze_(1) if layer.on else x + layer.inner(x)
-
+from tests.support.kinds import (
+    SIZES,
+    Beside,
+    Cut,
+    Named,
+    Scaled,
+    cast,
+    checkpointed,
+    cut,
+    first,
+    frozen,
+    linear,
+    longer,
+    model,
+    noted_runs,
+    ordered,
+    stopped,
+    unsqueezed,
+)
 
 DECIDING: dict[str, tuple[Callable[[Any, Any], Any], Sequence[Any]]] = {
     "autocast": (cast, [False, False, True, False]),
@@ -242,18 +125,6 @@ def spread_of(layers: nn.Sequential, inputs: Any, others: list[Any]) -> None:
         assert trace(layers, given, kinds=kinds).rows == trace(layers, given).rows
 
 
-def noted_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each forward of a `Scaled` is given."""
-    runs, run = list[int](), Scaled.forward
-
-    def noted(layer: Scaled, x: Tensor) -> Tensor:
-        runs.append(len(x))
-        return run(layer, x)
-
-    monkeypatch.setattr(Scaled, "forward", noted)
-    return runs
-
-
 def test_one_layer_of_a_kind_runs_for_all_that_are_given_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = nn.Sequential(linear(), *(Scaled(0.5) for _ in range(6)), linear())
     kinds, runs = trace(layers, torch.randn(4, 8)).kinds, noted_runs(monkeypatch)
@@ -324,85 +195,13 @@ def test_boundaries_find_kinds_once_and_use_them_for_other_sizes(monkeypatch: py
         assert alone.of(5, training=training) == rows[1]
 
 
-def test_three_layers_of_a_kind_are_measured_and_count_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    made, told = model(linear(), *(Scaled(0.5) for _ in range(9)), linear()), list[str]()
-    found = measure_device(made, "x", CPU, (1, 2), torch.optim.SGD, repeats=1, advance=told.append)
-    names = [text.split("(")[1].split(")")[0] for text in told if text.endswith("optimizer")]
-    assert names == ["0", "1", "5", "9", "10"]
-    for row in (*found.measurement.forward_seconds, *found.measurement.backward_seconds, found.measurement.optimizer_seconds):
-        assert len(row) == 11
-        assert len(set(row[1:10])) == 1
-        assert len(set(row)) == 3
+def test_gradients_come_back_through_layers_that_work_in_place() -> None:
+    layers = nn.Sequential(linear(), nn.ReLU(True), linear(), nn.ReLU(True), linear(), nn.ReLU(True), linear())
+    assert [row[0].requires_grad for row in trace(layers, torch.randn(4, 8)).rows] == [False, *[True] * 7]
+    spread_of(layers, torch.randn(4, 8), [torch.randn(3, 8)])
 
 
-def test_a_kind_has_the_median_of_its_layers() -> None:
-    kinds = Kinds((0, 1, 1, 1, 1, 1, 6), frozenset({1, 2, 3, 4, 5}))
-    assert kinds.measured == (0, 1, 3, 5, 6)
-    assert kinds.spread({0: 9.0, 1: 4.0, 3: 1.0, 5: 2.0, 6: 7.0}) == [9.0, *[2.0] * 5, 7.0]
-
-
-def test_all_layers_that_give_something_else_than_they_are_given_are_measured() -> None:
-    layers = [nn.Linear(8, 4), nn.Linear(4, 8)] * 4
-    kinds = trace(nn.Sequential(*layers, linear()), torch.randn(4, 8)).kinds
-    assert kinds.measured == tuple(range(9))
-
-
-NETS: dict[str, Callable[[], list[nn.Module]]] = {
-    "residual": lambda: [linear(), *(Scaled(0.5) for _ in range(5)), linear()],
-    "relu": lambda: [m for _ in range(4) for m in (linear(), nn.ReLU())],
-    "mixed": lambda: [linear(), nn.ReLU(), linear(), nn.Tanh(), linear(), linear(), nn.ReLU(), nn.Dropout(0.5), linear()],
-    "in place": lambda: [linear(), *(m for _ in range(3) for m in (linear(), nn.ReLU(inplace=True), nn.LayerNorm(8)))],
-    "stale": lambda: [linear(), linear(), nn.GELU(), linear(), nn.Identity(), linear(), linear()],
-    "identities": lambda: [nn.Identity(), nn.Linear(8, 16), nn.Identity(), nn.Linear(16, 4), nn.Identity(), nn.Linear(4, 4)],
-    "identity first": lambda: [nn.Identity(), nn.Dropout(0.1), nn.Sigmoid(), nn.Identity(), linear(), nn.ReLU(), linear()],
-    "checkpointed": lambda: [linear(), *(Named(checkpointed, on=k == 1) for k in range(5)), linear()],
-    "turned": lambda: [linear(), *(m for _ in range(3) for m in (Named(turned, on=True), nn.Tanh(), Named(turned, on=False)))],
-    "slices": lambda: [nn.Linear(8, 32), *(m for _ in range(3) for m in (Named(sliced, on=True), nn.Linear(16, 32))), linear(32)],
-    "views": lambda: [m for _ in range(3) for m in (linear(), nn.Sigmoid(), nn.Unflatten(1, (2, 4)), nn.Flatten(), linear())],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("types", [AS_BUILT, NumberTypes.at("bf16")])
-def test_bytes_are_those_of_all_layers_one_by_one(net: str, types: NumberTypes) -> None:
-    made = model(*NETS[net]())
-    alone = replace(made, kinds=Kinds(tuple(range(len(made.layers))), frozenset()))
-    found = saved_bytes(made, CPU, types)
-    assert sum(found.per_sample) > 0
-    assert found == saved_bytes(alone, CPU, types)
-
-
-@pytest.mark.parametrize("lora", [False, True])
-def test_bytes_of_a_decoder_are_those_of_all_layers(lora: bool) -> None:
-    torch.manual_seed(0)
-    layers = build(**SIZES, num_hidden_layers=6)
-    layers = hetpipe.adapt(layers, r=2) if lora else layers
-    materialise(layers)
-    tokens = torch.randint(0, 32, (2, 8))
-    with torch.no_grad():
-        wanted = as_tuple(layers(tokens))[0].argmax(-1)
-    loss = Loss(function=lambda out, target: nn.functional.cross_entropy(out.flatten(0, 1), target.flatten()))
-    made = Model(name="test", layers=layers, inputs=tokens, targets=wanted, loss=loss)
-    alone = replace(made, kinds=Kinds(tuple(range(8)), frozenset()))
-    found = saved_bytes(made, CPU)
-    assert min(found.per_sample[1:]) > 0
-    assert found == saved_bytes(alone, CPU)
-
-
-def test_a_layer_that_was_not_measured_is_tried_in_the_first_step() -> None:
-    """Of its kind, others are measured, which do not show what it does."""
-    torch.manual_seed(0)
-    rows = torch.randn(8, 8, dtype=torch.float64)
-    layers = [linear(), *(Centred(1e-12) for _ in range(6)), linear()]
-    assert trace(nn.Sequential(*layers).double(), rows).kinds.measured == (0, 1, 4, 6, 7)
-    for at in (2, 3, 5):
-        net = nn.Sequential(*layers[:at], Centred(0.5), *layers[at + 1 :]).double()
-        assert trace(net, rows).kinds.measured == (0, 1, 4, 6, 7)
-        try:
-            engine = hetpipe.wrap(net, make_plan([{"cuts": [8], "sizes": [4, 4]}]), rows, mse)
-            with pytest.raises(InputError, match=rf"^layer '{at}' \(Centred\) couples the samples of a batch"):
-                engine.step(rows, rows)
-            engine.close()
-        finally:
-            dist.destroy_process_group()
+def test_a_layer_that_changes_the_shape_in_place_changes_no_layer_behind_it() -> None:
+    same = [Named(unsqueezed, on=False) for _ in range(5)]
+    layers = nn.Sequential(linear(), *same[:3], Named(unsqueezed, on=True), nn.Flatten(), *same[3:], linear())
+    spread_of(layers, torch.randn(4, 8), [torch.randn(3, 8)])

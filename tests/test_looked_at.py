@@ -71,7 +71,7 @@ def test_many_samples_are_looked_at_by_one_rank_and_by_a_loop_once() -> None:
 
 
 class Rows(Drawn):
-    """That knows a digest of its own."""
+    """A layer that knows a digest of its own."""
 
     def digests(self) -> tuple[str, str | None]:
         return "0" * 32, None

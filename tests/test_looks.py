@@ -95,7 +95,7 @@ def test_layers_that_run_in_two_threads_at_once_are_refused() -> None:
 
 
 def test_a_forward_that_sets_what_layers_would_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would set it of what stands in a layer's place, and the layer would not know of it."""
+    """The forward would set the attribute of what stands in the layer's place, and the layer would not know of it."""
     kind = transformers.Qwen3Model
     plain = kind.forward
 

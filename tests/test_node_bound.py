@@ -63,7 +63,7 @@ def shared(draw: st.DrawFn, most_devices: int, most_layers: int, most_batch: int
 @settings(max_examples=25, **UNHURRIED)
 @given(problem=st.booleans().flatmap(lambda split: shared(4, 4, 6, split)))
 def test_no_plan_is_below_it(problem: Problem) -> None:
-    """Of all plans there are, where they can be listed."""
+    """The bound is compared with all plans there are, where they can be listed."""
     try:
         plan = Exhaustive()(problem).plan
     except (PartitionError, InputError):

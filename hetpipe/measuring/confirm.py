@@ -12,7 +12,7 @@ from hetpipe.files.units import human_seconds
 from hetpipe.layers.device import one_thread, torch_device
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
 from hetpipe.layers.recipe import layer_on
-from hetpipe.layers.untouched.boundaries import trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import DIFFERENT, LayerRun, busy_factor, loss_of, without_history
@@ -121,7 +121,7 @@ def glance(model: Model, measurement: Measurement, device: torch.device) -> Glan
             chosen.append(index)
             left -= costs[index]
     layers = named_layers(model.layers)
-    mix = [(batch, trace_boundaries(model.layers, batch.inputs)) for batch in model.mix(size)]
+    mix = [(batch, trace(model.layers, batch.inputs, kinds=model.kinds).rows) for batch in model.mix(size)]
     types = NumberTypes.at(measurement.precision)
     clock = Clock(device, stretch=stretch_of(device))
     least, median, factor = 0.0, 0.0, 1.0

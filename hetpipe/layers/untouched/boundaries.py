@@ -179,12 +179,12 @@ def _specs(tensors: tuple[Tensor, ...]) -> Row:
 
 
 def _copied(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Others like these, since a layer may change what it is given."""
+    """Return copies, since a layer may change what it is given."""
     return tuple(alongside(t.clone(), t) for t in tensors)
 
 
 def _reached(output: Tensor, nodes: Sequence[Node | None]) -> set[int]:
-    """On which of the tensors with these nodes an output depends."""
+    """Return the places of those tensors, by their nodes, on which an output depends."""
     behind = {output.grad_fn}
     for node in ancestors([output.grad_fn], nodes):
         behind |= {parent for parent, _ in node.next_functions}
@@ -192,7 +192,7 @@ def _reached(output: Tensor, nodes: Sequence[Node | None]) -> set[int]:
 
 
 def _with_gradients(rows: Sequence[Row], links: Sequence[list[set[int]]]) -> list[Row]:
-    """These rows, where no gradient comes back for what the last layer's outputs do not depend on."""
+    """Return these rows; in them no gradient comes back for what the last layer's outputs do not depend on."""
     used = [set(range(len(rows[-1])))]
     for link in reversed(links):
         used.append(set[int]().union(*(link[k] for k in used[-1])))

@@ -38,10 +38,9 @@ class Fakes(TorchFunctionMode):
             if given.dtype != weight.dtype and not torch.is_autocast_enabled(given.device.type):
                 names = [str(t.dtype).removeprefix("torch.") for t in (given, weight)]
                 raise InputError(f"its input is {names[0]}, and its weight {names[1]}")
-        given = (func, likeness(args), likeness(kwargs), circumstances()) if self.calls is not None else None
+        if self.calls is not None:
+            self.calls.append((func, likeness(args), likeness(kwargs), circumstances()))
         result = func(*args, **(kwargs or {}))
-        if self.calls is not None and given is not None:
-            self.calls.append((given, likeness(result) if isinstance(result, int | float | list | tuple) else type(result)))
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, FakeTensor):
                 self._made.append((weakref.ref(item), self.at_work))

@@ -1,4 +1,4 @@
-"""Layers of one kind compute the same, each with its own numbers: what is found out of one of them holds for all.
+"""Layers of one kind compute the same, each with its own parameters: what is found out of one of them holds for all.
 
 They have modules of the same types, with the same attributes and tensors of the same shapes; they are given the same, and give
 the same; and their forwards call the same functions of torch, with the same arguments and with tensors of the same shapes. Only
@@ -87,6 +87,8 @@ def likeness(value: Any, depth: int = 0) -> Hashable:
         return type(value), value
     if isinstance(value, np.generic):
         return type(value), value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return np.ndarray, value.shape, value.dtype, value.tobytes()
     inner = partial(likeness, depth=depth + 1)
     if depth > DEPTH:
         return Same(value)
@@ -118,6 +120,5 @@ def _attributes(module: nn.Module) -> Hashable:
 
 def circumstances() -> Hashable:
     """What functions depend on beside their arguments: autocast, and whether gradients are made."""
-    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    cast = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds]
+    cast = [torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
     return (torch.is_grad_enabled(), *cast)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.layers.device import MemoryMeter, module_bytes, static_storages, trained_bytes
-from hetpipe.layers.model import Model, Tensors, as_tuple, as_value, move, named_layers
+from hetpipe.layers.model import Model, Tensors, alongside, as_tuple, as_value, move, named_layers
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import tied_layers
 from hetpipe.layers.stage import alias, works_in_place
-from hetpipe.layers.untouched.boundaries import trace, trace_boundaries
+from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.kinds import Kinds, likeness
 from hetpipe.measuring.layer_run import loss_of, without_history
@@ -108,7 +108,7 @@ class _Run:
             saved = meter.used - before
             now = [*meter.held, *(tensors if index == 0 else ())]
             self.held += now
-            outputs = tuple(_handed(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
+            outputs = tuple(alongside(t.detach().requires_grad_(), t) if t.requires_grad else t for t in as_tuple(output))
             del output, end
         return _Found(saved, first, sum(copy.size_bytes for copy in copies), _Given.of(outputs, known | _storages(now)))
 
@@ -129,14 +129,8 @@ def _saved_first(
 
 
 def _forward(layer: nn.Module, tensors: tuple[Tensor, ...]) -> Tensors:
-    output: Tensors = layer(as_value([_handed(alias(t) if t.requires_grad else t.detach(), t) for t in tensors]))
+    output: Tensors = layer(as_value([alongside(alias(t) if t.requires_grad else t.detach(), t) for t in tensors]))
     return output
-
-
-def _handed(tensor: Tensor, whole: Tensor) -> Tensor:
-    """A tensor with what a layer put on another one for the next layer."""
-    vars(tensor).update(vars(whole))
-    return tensor
 
 
 def _fresh(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -163,7 +157,7 @@ def saved_bytes_somewhere(model: Model, device: torch.device, types: NumberTypes
 def boundary_bytes(model: Model, device: torch.device | None = None, types: NumberTypes = AS_BUILT) -> list[int]:
     """Bytes of one sample that enter layer 0, and that leave each layer, where all are computed in these types."""
     stages = [] if types == AS_BUILT else [StageTypes(0, len(model.layers), types)]
-    rows = trace_boundaries(model.layers, model.sample(1)[0], device, stages=stages)
+    rows = trace(model.layers, model.sample(1)[0], device, stages=stages, kinds=model.kinds).rows
     return [sum(spec.size_bytes for spec in specs) for specs in rows]
 
 
