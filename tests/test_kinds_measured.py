@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ import hetpipe
 from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.build import build
 from hetpipe.layers.model import Loss, Model, as_tuple, mse
+from hetpipe.layers.trials.layer_check import Outcome, try_layers
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.layers.weights import materialise
 from hetpipe.measuring.precision.layer_bytes import saved_bytes
 from hetpipe.measuring.profiler import measure_device
+from hetpipe.runtime.stages import engine as stage_engine
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from tests.support.kinds import (
     CPU,
@@ -112,8 +115,30 @@ def test_a_layer_that_was_not_measured_is_tried_in_the_first_step() -> None:
         assert trace(net, rows).kinds.measured == (0, 1, 4, 6, 7)
         try:
             engine = hetpipe.wrap(net, make_plan([{"cuts": [8], "sizes": [4, 4]}]), rows, mse)
+            engine._model = replace(engine._model, kinds=trace(net, rows).kinds)
             with pytest.raises(InputError, match=rf"^layer '{at}' \(Centred\) couples the samples of a batch"):
                 engine.step(rows, rows)
             engine.close()
         finally:
             dist.destroy_process_group()
+
+
+def test_each_look_tries_another_layer_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, rows, tried = nn.Sequential(linear(), *(Scaled(0.5) for _ in range(9)), linear()), torch.randn(4, 8), list[list[str]]()
+
+    def noting(layers: Any, *arguments: Any) -> Outcome:
+        tried.append([name for name, _ in layers])
+        return try_layers(layers, *arguments)
+
+    monkeypatch.setattr(stage_engine, "try_layers", noting)
+    engine = hetpipe.wrap(net, make_plan([{"cuts": [11], "sizes": [4]}]), rows, mse)
+    try:
+        engine._model = replace(engine._model, kinds=trace(net, rows).kinds)
+        for _ in range(8):
+            engine.step(rows, rows)
+        engine.close()
+    finally:
+        dist.destroy_process_group()
+    assert tried == [["0", "1", another, "5", "9", "10"] if another < "5" else ["0", "1", "5", another, "9", "10"]
+                     for another in ("2", "3", "4")] + [["0", "1", "5", "9", "10"]]  # fmt: skip

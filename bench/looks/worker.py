@@ -30,6 +30,11 @@ try:
     from hetpipe.layers.trials.rows import cut_to_try
 except ImportError:
     from hetpipe.layers.trials.layer_check import cut_to_try  # type: ignore[attr-defined, no-redef]
+try:
+    from hetpipe.layers.trials.layer_check import few_of_each_kind
+    from hetpipe.layers.untouched.boundaries import trace
+except ImportError:
+    trace = None  # type: ignore[assignment]
 
 SIZES: dict[str, Any] = dict(
     type="qwen3", hidden_size=128, intermediate_size=384, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
@@ -95,13 +100,14 @@ def step_seconds(chain: nn.Sequential, tokens: Tensor, optimizer: torch.optim.Op
 
 
 def look_seconds(chain: nn.Sequential, tokens: Tensor, stages: int) -> float:
-    """All stages' together, each of which looks at its own layers."""
+    """All stages' together, each of which looks at its own layers, as a step of training does: at a few of each kind, now."""
     every, given = named_layers(chain), cut_to_try(tokens)
+    kinds = trace(chain, tokens).kinds if trace is not None else None
     try_layers(every[:1], given)
     began = time.process_time()
     for stage in range(stages):
-        own = every[len(every) * stage // stages : len(every) * (stage + 1) // stages]
-        outcome = try_layers(own, given)
+        lo, hi = len(every) * stage // stages, len(every) * (stage + 1) // stages
+        outcome = try_layers(every[lo:hi] if kinds is None else few_of_each_kind(every[lo:hi], kinds, lo, 1), given)
         assert outcome.found is not None, outcome
         given = outcome.found
     return time.process_time() - began

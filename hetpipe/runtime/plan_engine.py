@@ -12,11 +12,11 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, Tensors, Wanted
-from hetpipe.layers.trials.layer_check import Outcome
+from hetpipe.layers.model import Model, Tensors, Wanted, named_layers
+from hetpipe.layers.trials.layer_check import Outcome, few_of_each_kind
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
 from hetpipe.processes.world import World
@@ -64,6 +64,11 @@ class PlanEngine(ForwardEngine):
     @abstractmethod
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """Try this process's layers (see `layer_check`) on a few of the replica's samples, of which there are so many."""
+
+    def _layers_to_try(self, stage: nn.Sequential, lo: int) -> list[tuple[str, nn.Module]]:
+        """The layers that this look tries of a stage which begins with layer `lo`, by name."""
+        named = named_layers(stage)
+        return named if self._model.kinds is None else few_of_each_kind(named, self._model.kinds, lo, self._called.bit_length())
 
     def _watch(self, process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | None = None) -> None:
         """The stage is there: from now on it is looked at whether it stays as it is. `device`: see `GradientSync`."""

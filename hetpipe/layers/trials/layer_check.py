@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hetpipe.files.messages import cut
 from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
@@ -36,6 +37,7 @@ from hetpipe.layers.trials.compare import (
 from hetpipe.layers.trials.rows import TrialRows
 from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
+from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly, fingerprint
 
@@ -71,6 +73,16 @@ def try_layers(
         if fault is not None:
             return Outcome(f"{who} {fault}")
     return Outcome(found=given)
+
+
+def few_of_each_kind(
+    layers: Sequence[tuple[str, nn.Module]], kinds: Kinds, lo: int = 0, look: int = 0
+) -> list[tuple[str, nn.Module]]:
+    """The layers to try of a chain's layers from `lo` on, with their names: four of each kind, in each look another fourth. A
+    kind has the same numbers here, too, in all tensors but parameters: they may say which samples a layer couples."""
+    alike = [(kinds.first[lo + at], _held_numbers(layer)) for at, (_, layer) in enumerate(layers)]
+    own = Kinds.of(alike, [lo + at in kinds.steady for at in range(len(layers))])
+    return [layers[at] for at in own.few(turn=look)]
 
 
 @contextmanager
@@ -328,6 +340,14 @@ def plain_numbers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, Tensor]
         if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex())
         if tensor.layout == torch.strided and not tensor.is_meta
     }
+
+
+def _held_numbers(layer: nn.Module) -> int:
+    """A hash of all numbers in the tensors of a layer but its parameters: buffers, and what lies in plain attributes."""
+    held = tree_leaves([vars(module) for module in layer.modules()])
+    tensors = [t.detach() for t in held if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)]
+    dense = [t for t in tensors if t.layout == torch.strided and not t.is_meta]
+    return int(fingerprint(dense)) if dense else 0
 
 
 def _all(found: Iterable[Difference]) -> Difference:

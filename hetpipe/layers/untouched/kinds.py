@@ -45,11 +45,15 @@ class Kinds:
 
     @property
     def measured(self) -> tuple[int, ...]:
-        """The layers that are to be measured: of a kind the first, the one in the middle and the last; and all layers that do
-        not give what they are given."""
+        """The layers that are to be measured, and tried before that: see `few`."""
+        return self.few()
+
+    def few(self, turn: int = 0) -> tuple[int, ...]:
+        """Of a kind the first layer, the one in the middle, the last, and one more by `turn`; and all layers that do not give
+        what they are given."""
         chosen = {index for index in range(len(self.first)) if index not in self.steady}
         for members in self._members().values():
-            chosen |= {members[0], members[len(members) // 2], members[-1]}
+            chosen |= {members[0], members[len(members) // 2], members[-1], members[turn % len(members)]}
         return tuple(sorted(chosen))
 
     def spread(self, found: Mapping[int, float]) -> list[float]:

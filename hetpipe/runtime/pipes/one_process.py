@@ -175,10 +175,11 @@ class OneProcessEngine(PlanEngine):
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         assert inputs is not None
         given = cut_to_try(inputs)
-        for part, types, device in zip(self._parts, self.boundaries.stages, self.devices, strict=True):
+        seats = zip(self._replica_plan.stages, self._parts, self.boundaries.stages, self.devices, strict=True)
+        for stage, part, types, device in seats:
             entering = given.to(device).each(types.entered)
             with computing(types.types, device):
-                tried = try_layers(named_layers(part.stage), entering)
+                tried = try_layers(self._layers_to_try(part.stage, stage.layers[0]), entering)
             if tried.found is None:
                 return tried
             given = tried.found.each(types.left)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
-from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, named_layers, split_rows
+from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, split_rows
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import joint_gradients, tied_layers
@@ -206,7 +206,7 @@ class TorchEngine(PlanEngine):
         if len(self._replica_plan.stages) == 1:
             assert inputs is not None
             own = cut_to_try(inputs).to(self.device)
-            return try_layers(named_layers(self.stage), own.each(self._own_types.entered))
+            return try_layers(self._layers_to_try(self.stage, self._stage_plan.layers[0]), own.each(self._own_types.entered))
         sizes = sizes_to_try(samples)
         try:
             ends = self._crossing(sizes, training=True).ends
@@ -223,7 +223,7 @@ class TorchEngine(PlanEngine):
         whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
                          for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
         sets = TrialRows(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])
-        return try_layers(named_layers(self.stage), sets.each(self._own_types.entered))
+        return try_layers(self._layers_to_try(self.stage, self._stage_plan.layers[0]), sets.each(self._own_types.entered))
 
     def close(self) -> None:
         """Give hooks and buffers back."""
