@@ -83,6 +83,7 @@ bench-quick: setup
 
 lint: setup
 	$(PY) -m ruff check
+	$(PY) -m ruff format --check --quiet
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 

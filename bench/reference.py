@@ -8,13 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hetpipe.building.build import (
-    build_data,
-    build_metric,
-    build_model,
-    build_scheduler,
-    optimizer_factory,
-)
+from hetpipe.building.build import build_data, build_metric, build_model, build_scheduler, optimizer_factory
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.layers.model import Loss, Tensors, evaluating
 from hetpipe.layers.numbers import as_type
@@ -60,9 +54,7 @@ class ReferenceEngine:
                 p.grad.mul_(factor)
         return norm
 
-    def evaluate(
-        self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
-    ) -> Evaluation:
+    def evaluate(self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None) -> Evaluation:
         """Forward only, in evaluation mode."""
         assert inputs is not None and targets is not None
         with evaluating(self.layers), torch.no_grad():

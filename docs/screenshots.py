@@ -32,8 +32,15 @@ from hetpipe.study.study import Study
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "configs" / "bert-large"
 WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # nothing but the page is asked for
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)  # nothing but the page is asked for
 
 
 def chromium() -> str | None:
@@ -50,16 +57,25 @@ def shown(demo: Path) -> Iterator[tuple[str, Study]]:
     yield "three-devices", studied(Plan.load(EXAMPLE / "plan.json"), profile=profile, cluster=cluster)
     fast, slow = cluster.device_types
     link = {"bandwidth": "12 GB/s", "latency": "10 us"}
-    many = Cluster.parse({
-        "format": "hetpipe.cluster/1", "device_types": cluster.model_dump(mode="json", exclude_none=True)["device_types"],
-        "nodes": [{"name": f"n{i}", "devices": {fast if i < 8 else slow: 4}, "link": link} for i in range(16)],
-        "link": {"bandwidth": "6 GB/s", "latency": "20 us"},
-    }, "64 devices")  # fmt: skip
+    many = Cluster.parse(
+        {
+            "format": "hetpipe.cluster/1",
+            "device_types": cluster.model_dump(mode="json", exclude_none=True)["device_types"],
+            "nodes": [{"name": f"n{i}", "devices": {fast if i < 8 else slow: 4}, "link": link} for i in range(16)],
+            "link": {"bandwidth": "6 GB/s", "latency": "20 us"},
+        },
+        "64 devices",
+    )
     yield "64-devices", studied(make_plan(profile, many, 1024), profile=profile, cluster=many)
-    yield "demo", studied(
-        Plan.load(demo / "plan.json"), profile=Profile.load(demo / "profile.json"),
-        cluster=Cluster.load(ROOT / "configs" / "clusters" / "three-types.yaml"), measured=load_measured(demo / "trace.json"),
-    )  # fmt: skip
+    yield (
+        "demo",
+        studied(
+            Plan.load(demo / "plan.json"),
+            profile=Profile.load(demo / "profile.json"),
+            cluster=Cluster.load(ROOT / "configs" / "clusters" / "three-types.yaml"),
+            measured=load_measured(demo / "trace.json"),
+        ),
+    )
 
 
 def main(demo: Path) -> None:

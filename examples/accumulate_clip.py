@@ -12,15 +12,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import (
-    ShareLoader,
-    ShareSampler,
-    global_count,
-    global_mean,
-    plan_shares,
-    process_group,
-    windows,
-)
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, plan_shares, process_group, windows
 
 
 @process_group()

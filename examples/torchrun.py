@@ -10,14 +10,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hetpipe.uneven import (
-    ShareLoader,
-    ShareSampler,
-    global_count,
-    global_mean,
-    measured_shares,
-    process_group,
-)
+from hetpipe.uneven import ShareLoader, ShareSampler, global_count, global_mean, measured_shares, process_group
 
 
 @process_group()

@@ -40,9 +40,7 @@ def scaled(model: str, channels: int, width_multiplier: object) -> int:
 
 def dense(inputs: int, outputs: int, dropout: float) -> nn.Sequential:
     """Linear, ReLU and dropout as one layer: [b, inputs] to [b, outputs]."""
-    return nn.Sequential(
-        OrderedDict(linear=nn.Linear(inputs, outputs), relu=nn.ReLU(), dropout=nn.Dropout(dropout))
-    )
+    return nn.Sequential(OrderedDict(linear=nn.Linear(inputs, outputs), relu=nn.ReLU(), dropout=nn.Dropout(dropout)))
 
 
 def initialise_relu_network(model: nn.Sequential) -> nn.Sequential:

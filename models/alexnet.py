@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hetpipe.models._parts import (
-    dense,
-    initialise_relu_network,
-    require_choice,
-    require_dropout,
-    require_positive,
-    scaled,
-)
+from hetpipe.models._parts import dense, initialise_relu_network, require_choice, require_dropout, require_positive, scaled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,7 @@ IMAGE_SIZE = 32  # pixels
 
 def convolution(inputs: int, outputs: int, *, dropout: float | None = None) -> nn.Sequential:
     """One layer: 3 × 3 convolution and ReLU; with `dropout`, 2 × 2 pooling and dropout of channels too."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=nn.Conv2d(inputs, outputs, 3, padding=1), relu=nn.ReLU()
-    )
+    parts: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(inputs, outputs, 3, padding=1), relu=nn.ReLU())
     if dropout is not None:
         parts["pool"] = nn.MaxPool2d(2)
         parts["dropout"] = nn.Dropout2d(dropout)

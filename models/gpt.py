@@ -152,9 +152,7 @@ def build(
     width = preset.width if width is None else width
     heads = preset.heads if heads is None else heads
     context = preset.context if context is None else context
-    require_positive(
-        "gpt", dict(layers=layers, width=width, heads=heads, context=context, vocabulary=vocabulary)
-    )
+    require_positive("gpt", dict(layers=layers, width=width, heads=heads, context=context, vocabulary=vocabulary))
     require_dropout("gpt", dropout)
     if width % heads:
         raise ValueError(f"gpt: width {width} is not divisible by heads {heads}")

@@ -21,9 +21,7 @@ class ResidualBlock(nn.Module):
         return x + self.down(hidden)  # type: ignore[no-any-return]
 
 
-def build(
-    layers: int = 4, width: int = 64, inputs: int = 32, outputs: int = 10, expansion: int = 2
-) -> nn.Sequential:
+def build(layers: int = 4, width: int = 64, inputs: int = 32, outputs: int = 10, expansion: int = 2) -> nn.Sequential:
     """`layers` residual blocks between an embedding and a head: [b, inputs] to [b, outputs].
 
     Args:
@@ -33,9 +31,7 @@ def build(
         outputs: classes, or regressed values.
         expansion: hidden features of a block over its width.
     """
-    require_positive(
-        "mlp", dict(layers=layers, width=width, inputs=inputs, outputs=outputs, expansion=expansion)
-    )
+    require_positive("mlp", dict(layers=layers, width=width, inputs=inputs, outputs=outputs, expansion=expansion))
     children: OrderedDict[str, nn.Module] = OrderedDict(embed=nn.Linear(inputs, width))
     for layer in range(layers):
         children[f"block{layer}"] = ResidualBlock(width, expansion)

@@ -62,17 +62,11 @@ def stem(image_size: int, outputs: int) -> nn.Sequential:
     """The first layer: [b, 3, 224, 224] to [b, outputs, 56, 56], or [b, 3, 32, 32] to [b, outputs, 32, 32]."""
     if image_size == 32:
         return nn.Sequential(OrderedDict(conv=convolution(3, outputs, 3), relu=nn.ReLU()))
-    return nn.Sequential(
-        OrderedDict(conv=convolution(3, outputs, 7, 2), relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, padding=1))
-    )
+    return nn.Sequential(OrderedDict(conv=convolution(3, outputs, 7, 2), relu=nn.ReLU(), pool=nn.MaxPool2d(3, 2, padding=1)))
 
 
 def build(
-    depth: int = 18,
-    image_size: int = 224,
-    classes: int = 1000,
-    width_multiplier: float = 1.0,
-    zero_init_residual: bool = False,
+    depth: int = 18, image_size: int = 224, classes: int = 1000, width_multiplier: float = 1.0, zero_init_residual: bool = False
 ) -> nn.Sequential:
     """ResNet, one layer for each block: float [b, 3, image_size, image_size] to logits [b, classes].
 
@@ -94,13 +88,9 @@ def build(
         outputs = inner * EXPANSION if shape.bottleneck else inner
         for index in range(blocks):
             stride = 2 if group > 1 and index == 0 else 1
-            children[f"block{group}_{index + 1}"] = Block(
-                channels, inner, outputs, stride, bottleneck=shape.bottleneck
-            )
+            children[f"block{group}_{index + 1}"] = Block(channels, inner, outputs, stride, bottleneck=shape.bottleneck)
             channels = outputs
-    pool = OrderedDict(
-        pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), project=nn.Linear(channels, classes)
-    )
+    pool = OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), project=nn.Linear(channels, classes))
     children["head"] = nn.Sequential(pool)
     model = initialise_relu_network(nn.Sequential(children))
     if zero_init_residual:

@@ -93,9 +93,7 @@ class DecoderBlock(HFLayer):
         full, last_on = expand(
             last[0] if last else None,
             "causal",
-            lambda m: create_causal_mask(
-                config=self.config, inputs_embeds=features, attention_mask=m, past_key_values=None
-            ),
+            lambda m: create_causal_mask(config=self.config, inputs_embeds=features, attention_mask=m, past_key_values=None),
         )
         features, bias, _ = self.block(features, full, bias, encoded, across)
         return features if self.is_last else hand_on(features, bias, encoded, mask_on, last_on)
@@ -111,11 +109,7 @@ class Head(HFLayer):
 
     def __init__(self, model: T5ForConditionalGeneration) -> None:
         super().__init__()
-        self.norm, self.dropout, self.lm_head = (
-            model.decoder.final_layer_norm,
-            model.decoder.dropout,
-            model.lm_head,
-        )
+        self.norm, self.dropout, self.lm_head = (model.decoder.final_layer_norm, model.decoder.dropout, model.lm_head)
         self.scale = model.config.d_model**-0.5 if model.config.scale_decoder_outputs else None
 
     def forward(self, features: Tensor) -> Tensor:
@@ -123,9 +117,7 @@ class Head(HFLayer):
         return self.lm_head(features if self.scale is None else features * self.scale)  # type: ignore[no-any-return]
 
 
-def build(
-    size: str | None = None, *, weights: str | None = None, attention: str = "sdpa", **config: Any
-) -> nn.Sequential:
+def build(size: str | None = None, *, weights: str | None = None, attention: str = "sdpa", **config: Any) -> nn.Sequential:
     """T5 on the meta device: (source [b, s], source mask [b, s], target [b, t]), int64, to logits [b, t, v]. The target is what
     the decoder reads: the labels, shifted to the right, behind the start token (which is the padding token). A fourth
     tensor, a mask of the target, may follow.

@@ -9,14 +9,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from hetpipe.models._parts import (
-    dense,
-    initialise_relu_network,
-    require_choice,
-    require_dropout,
-    require_positive,
-    scaled,
-)
+from hetpipe.models._parts import dense, initialise_relu_network, require_choice, require_dropout, require_positive, scaled
 
 GROUPS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels, convolutions: configuration E
 
@@ -33,11 +26,7 @@ def convolution(inputs: int, outputs: int, *, batch_norm: bool, pool: bool) -> n
 
 
 def build(
-    image_size: int = 224,
-    classes: int = 1000,
-    width_multiplier: float = 1.0,
-    dropout: float = 0.5,
-    batch_norm: bool = False,
+    image_size: int = 224, classes: int = 1000, width_multiplier: float = 1.0, dropout: float = 0.5, batch_norm: bool = False
 ) -> nn.Sequential:
     """VGG-19 in 20 layers: float [b, 3, image_size, image_size] to logits [b, classes].
 

@@ -103,8 +103,10 @@ class _Times:
             most = self._most(desk, kind, b, schedule == "gpipe")
             if b > batch or not most:
                 break
-            each = [sum(appraiser.costs.stage_seconds(appraiser.types[kind], 0, self.L, size, recompute=recompute))
-                    for size in range(1, b + 1)]  # fmt: skip
+            each = [
+                sum(appraiser.costs.stage_seconds(appraiser.types[kind], 0, self.L, size, recompute=recompute))
+                for size in range(1, b + 1)
+            ]
             time = shares // b * each[-1] + np.array([0.0, *each])[shares % b]
             time[most + 1 :] = np.inf
             better = time < self.seconds

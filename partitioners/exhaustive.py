@@ -130,13 +130,8 @@ class Oracle:
 
     def loads(self, line: PlaceLine, samples: int) -> set[tuple[int, ...]]:
         """Micro-batch sizes: of each size that was measured on all, and the rest."""
-        measured = [
-            set(self.problem.profile.measurement(place.type, place.degree).microbatch_sizes) for place in line
-        ]
-        return {
-            (b,) * (samples // b) + ((samples % b,) if samples % b else ())
-            for b in set.intersection(*measured)
-        }
+        measured = [set(self.problem.profile.measurement(place.type, place.degree).microbatch_sizes) for place in line]
+        return {(b,) * (samples // b) + ((samples % b,) if samples % b else ()) for b in set.intersection(*measured)}
 
     @memoized
     def pipelines(self, line: PlaceLine, samples: int) -> list[Priced]:
@@ -159,10 +154,15 @@ class Oracle:
                     ]
                     if None not in again:
                         kept.append(self._price(line, layers, sizes, depths, [bool(x) for x in again]))
-            found += kept if self.problem.cluster.shares_adapters else [
-                x for i, x in enumerate(kept)
-                if not any(dominates(y, x) and (j < i or not dominates(x, y)) for j, y in enumerate(kept) if j != i)
-            ]  # fmt: skip
+            found += (
+                kept
+                if self.problem.cluster.shares_adapters
+                else [
+                    x
+                    for i, x in enumerate(kept)
+                    if not any(dominates(y, x) and (j < i or not dominates(x, y)) for j, y in enumerate(kept) if j != i)
+                ]
+            )
         return sorted(found, key=lambda x: x.end)
 
     @memoized
@@ -170,9 +170,7 @@ class Oracle:
         """Whether a stage must recompute; None if it does not fit."""
         limit = self.problem.cluster.device_types[place.type].memory * (1 - self.problem.memory_reserve)
         for recompute in (False, True) if self.problem.allow_recompute else (False,):
-            memory = self.costs.stage_memory(
-                place.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=place.degree
-            )
+            memory = self.costs.stage_memory(place.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=place.degree)
             if memory.peak(sizes, depth) <= limit:
                 return recompute
         return None
@@ -208,9 +206,11 @@ class Oracle:
                 stages.append(stage.model_copy(update={"devices": devices}))
             replicas.append(part.replica.model_copy(update={"stages": tuple(stages)}))
         plan = Plan.model_construct(
-            model=self.problem.profile.model, global_batch=self.problem.global_batch, replicas=tuple(replicas),
+            model=self.problem.profile.model,
+            global_batch=self.problem.global_batch,
+            replicas=tuple(replicas),
             backend=self.problem.backend,
-        )  # fmt: skip
+        )
         sums = sync_times(plan, self.costs, [part.ready for part in parts], [part.ahead for part in parts])
         step = max([*(part.end for part in parts), *(end for _, _, end in sums)])
         deadline = self.problem.deadline_seconds_per_step

@@ -63,9 +63,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (  # 40 s of processor time and more
-    "test_pages.py", "test_transparency.py", "test_torchrun.py", "test_examples.py", "test_one_process.py", "test_failures.py",
-    "test_stopping.py", "test_zoo.py", "test_floor.py", "test_trainer.py", "test_checkpoint.py",
-)  # fmt: skip
+    "test_pages.py",
+    "test_transparency.py",
+    "test_torchrun.py",
+    "test_examples.py",
+    "test_one_process.py",
+    "test_failures.py",
+    "test_stopping.py",
+    "test_zoo.py",
+    "test_floor.py",
+    "test_trainer.py",
+    "test_checkpoint.py",
+)
 assert all(Path(__file__).with_name(name).exists() for name in LONGEST)
 
 

@@ -55,11 +55,15 @@ ROWS = ({"cuts": [2, 1, 2], "sizes": [2, 2]}, {"cuts": [5], "sizes": [2]})
 
 def job_of(folder: Folder, base: Path, adapter: dict[str, Any], rows: Sequence[dict[str, Any]] = ROWS, **keys: Any) -> Path:
     return folder.ready(
-        rows=rows, counts=[len(row["cuts"]) for row in rows], data={"target": "tests.support.adapted:words"}, adapter=adapter,
+        rows=rows,
+        counts=[len(row["cuts"]) for row in rows],
+        data={"target": "tests.support.adapted:words"},
+        adapter=adapter,
         model={"name": "causal_lm", "args": {"weights": str(base), "extras": []}},
-        loss={"name": "cross_entropy", "weight": "tokens"}, checkpoint={"folder": str(folder.path / "saved"), "every_steps": 2},
+        loss={"name": "cross_entropy", "weight": "tokens"},
+        checkpoint={"folder": str(folder.path / "saved"), "every_steps": 2},
         train=train(**{"global_batch": 6, "steps": 4, "scheduler": None} | keys),
-    )  # fmt: skip
+    )
 
 
 def test_a_job_trains_over_unequal_stages_as_on_one_device(base: Path, tmp_path: Path) -> None:
@@ -158,8 +162,11 @@ def test_adapters_go_on_with_their_own_base_only(base: Path, tmp_path: Path) -> 
             compare(saved, own(setting), tmp_path, step=2)
     assert "adapter.dropout was 0.0, is 0.1" in str(compare(saved, own("adapter.dropout=0.1"), tmp_path, step=2))
     with pytest.raises(InputError, match="was saved with adapters of the model .*, and now there are adapters of the model"):
-        export_weights(build_layers(Job.read(tmp_path / "job.yaml", [f"model.args.weights={tmp_path / 'other'}"])),
-                       next((tmp_path / "saved").iterdir()), tmp_path / "out")  # fmt: skip
+        export_weights(
+            build_layers(Job.read(tmp_path / "job.yaml", [f"model.args.weights={tmp_path / 'other'}"])),
+            next((tmp_path / "saved").iterdir()),
+            tmp_path / "out",
+        )
 
 
 def test_adapters_are_those_that_were_saved(base: Path, tmp_path: Path) -> None:
@@ -223,9 +230,14 @@ def test_a_base_that_holds_adapters_is_refused_wherever_it_is_read(base: Path, t
         alone_there: [f"{alone_there} holds adapters (adapter_config.json), and no model", write.format(alone_there)],
     }
     readers: list[Any] = [
-        causal_lm.build, gpt2.build, bert.build, llama.build, t5.build, lambda weights: find_model(weights),
+        causal_lm.build,
+        gpt2.build,
+        bert.build,
+        llama.build,
+        t5.build,
+        lambda weights: find_model(weights),
         lambda weights: model_facts({"name": "causal_lm", "args": {"weights": weights}}),
-    ]  # fmt: skip
+    ]
     for folder, lines in told.items():
         for reader in readers:
             with pytest.raises(InputError) as caught:

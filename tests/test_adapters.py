@@ -92,27 +92,40 @@ def test_nf4_is_that_of_bitsandbytes() -> None:
     assert torch.allclose(LINEAR["nf4"](linear).weight, matrix, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("options", "reason"), [
-    ({"r": 0}, "r: Input should be greater than or equal to 1"),
-    ({"rank": 4}, r"unknown key 'rank': it is called r: 'adapter: \{r: 16\}'"),
-    ({"targets": "q_proj"}, r"write all-linear, or a list, as in \[q_proj, v_proj\]"),
-    ({"targets": ["q_prj"]}, "'q_prj' is no module of the model; did you mean 'q_proj'"),
-    ({"targets": ["input_layernorm"]}, "'input_layernorm' is a Qwen3RMSNorm: adapters are added to linear layers and embeddings"),
-    ({"targets": ["q_proj", "q_proj"]}, "targets has 'q_proj' twice"),
-    ({"train_also": ["heads"]}, "train_also.0: .*'heads'"),
-    ({"base": "bf16"}, r"hetpipe.adapt: base bf16: hold the model so before"),
-    ({"base": "int4"}, "base: .*'int4'"),
-    ({"dropout": 1.0}, "dropout: Input should be less than 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"r": 0}, "r: Input should be greater than or equal to 1"),
+        ({"rank": 4}, r"unknown key 'rank': it is called r: 'adapter: \{r: 16\}'"),
+        ({"targets": "q_proj"}, r"write all-linear, or a list, as in \[q_proj, v_proj\]"),
+        ({"targets": ["q_prj"]}, "'q_prj' is no module of the model; did you mean 'q_proj'"),
+        (
+            {"targets": ["input_layernorm"]},
+            "'input_layernorm' is a Qwen3RMSNorm: adapters are added to linear layers and embeddings",
+        ),
+        ({"targets": ["q_proj", "q_proj"]}, "targets has 'q_proj' twice"),
+        ({"train_also": ["heads"]}, "train_also.0: .*'heads'"),
+        ({"base": "bf16"}, r"hetpipe.adapt: base bf16: hold the model so before"),
+        ({"base": "int4"}, "base: .*'int4'"),
+        ({"dropout": 1.0}, "dropout: Input should be less than 1"),
+    ],
+)
 def test_what_cannot_be_adapted_is_told(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         adapt(qwen3(), **options)
 
 
-@pytest.mark.parametrize(("targets", "where"), [
-    (["q_proj"], "0 1 2"), (["layer1.q_proj"], "1"), (["layer1.self_attn.q_proj", "layer2.layer.self_attn.q_proj"], "1 2"),
-    (["model.layers.2.self_attn.q_proj"], "2"), (["layers.0.self_attn.q_proj"], "0"), (["self_attn.q_proj"], "0 1 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("targets", "where"),
+    [
+        (["q_proj"], "0 1 2"),
+        (["layer1.q_proj"], "1"),
+        (["layer1.self_attn.q_proj", "layer2.layer.self_attn.q_proj"], "1 2"),
+        (["model.layers.2.self_attn.q_proj"], "2"),
+        (["layers.0.self_attn.q_proj"], "0"),
+        (["self_attn.q_proj"], "0 1 2"),
+    ],
+)
 def test_modules_are_named_as_in_the_chain_or_as_in_transformers(targets: list[str], where: str) -> None:
     found = [name.partition(".lora_")[0] for name in state_of(adapt(qwen3(), seed=1, targets=targets))]
     assert found[::2] == found[1::2] == [f"layer{number}.layer.self_attn.q_proj" for number in where.split()]
@@ -128,8 +141,10 @@ def test_a_name_is_first_that_of_one_module() -> None:
 def test_a_name_of_no_module_shows_how_modules_are_named() -> None:
     with pytest.raises(InputError) as caught:
         adapt(qwen3(), targets=["model.layers.9.self_attn.q_proj", "v_proj"])
-    assert str(caught.value).endswith("  names are as in 'layer1.layer.self_attn.o_proj', or in the library's model "
-                                      "'model.layers.1.self_attn.o_proj', or the ends of such")  # fmt: skip
+    assert str(caught.value).endswith(
+        "  names are as in 'layer1.layer.self_attn.o_proj', or in the library's model "
+        "'model.layers.1.self_attn.o_proj', or the ends of such"
+    )
     with pytest.raises(InputError, match="names are as in '0', or the ends of such"):
         adapt(nn.Sequential(nn.Linear(4, 4)), targets=["fc"])
 
@@ -188,16 +203,27 @@ def infinite() -> nn.Linear:
     return linear
 
 
-@pytest.mark.parametrize(("make", "options", "reason"), [
-    (lambda: Twice(), {}, "'0.first' and '0.second' are one module, which would get two adapters"),
-    (lambda: adapt(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), seed=1)[0], {}, "the model has adapters already"),
-    (lambda: nn.TransformerEncoderLayer(4, 2, 8), {"targets": ["linear1"]}, "which takes its matrix for itself in evaluation"),
-    (hooked, {"base": "int8"}, "'0' has hooks, which would be lost with base int8"),
-    (infinite, {"base": "int8"}, r"a matrix of shape \[4, 4\] holds infinite numbers"),
-    (infinite, {"base": "nf4"}, r"a matrix of shape \[4, 4\] holds infinite numbers"),
-    (lambda: nn.Embedding(4, 4), {"targets": ["0"], "use_dora": True}, "'0' is an embedding"),
-    (lambda: nn.Embedding(4, 4), {"targets": ["0"], "train_also": ["embed"]}, "is in adapter.targets, and trains as a whole by"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "options", "reason"),
+    [
+        (lambda: Twice(), {}, "'0.first' and '0.second' are one module, which would get two adapters"),
+        (lambda: adapt(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), seed=1)[0], {}, "the model has adapters already"),
+        (
+            lambda: nn.TransformerEncoderLayer(4, 2, 8),
+            {"targets": ["linear1"]},
+            "which takes its matrix for itself in evaluation",
+        ),
+        (hooked, {"base": "int8"}, "'0' has hooks, which would be lost with base int8"),
+        (infinite, {"base": "int8"}, r"a matrix of shape \[4, 4\] holds infinite numbers"),
+        (infinite, {"base": "nf4"}, r"a matrix of shape \[4, 4\] holds infinite numbers"),
+        (lambda: nn.Embedding(4, 4), {"targets": ["0"], "use_dora": True}, "'0' is an embedding"),
+        (
+            lambda: nn.Embedding(4, 4),
+            {"targets": ["0"], "train_also": ["embed"]},
+            "is in adapter.targets, and trains as a whole by",
+        ),
+    ],
+)
 def test_what_would_go_wrong_in_silence_is_told(make: Any, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         adapt(nn.Sequential(make(), nn.Linear(4, 2)), seed=1, **options)

@@ -44,27 +44,20 @@ def test_alexnet_learns_cifar10_over_four_emulated_devices(tmp_path: Path) -> No
     cluster = ROOT / "configs" / "clusters" / "four-emulated.yaml"
     settings = (f"cluster={cluster}", "log.folder=log")
     job = str(ROOT / "configs" / "jobs" / "alexnet-cifar10.yaml")
-    ended = hetpipe(
-        "train",
-        job,
-        "--json",
-        *(part for s in settings for part in ("--set", s)),
-        folder=tmp_path,
-        timeout=280,
-    )
+    ended = hetpipe("train", job, "--json", *(part for s in settings for part in ("--set", s)), folder=tmp_path, timeout=280)
     assert (ended.code, ended.leftover) == (0, []), ended.err
     result = json.loads(ended.out)
     losses, epoch = result["losses"], -(-5 * 1017 // 64)
     first, second = sum(losses[:epoch]) / epoch, sum(losses[epoch:]) / epoch
-    print(f"AlexNet: mean loss {first:.3f}, then {second:.3f}; test accuracy {result['test_accuracy']:.1%}; "
-          f"step {result['measured_step_seconds']:.3f} s, predicted {result['predicted_step_seconds']:.3f} s")  # fmt: skip
+    print(
+        f"AlexNet: mean loss {first:.3f}, then {second:.3f}; test accuracy {result['test_accuracy']:.1%}; "
+        f"step {result['measured_step_seconds']:.3f} s, predicted {result['predicted_step_seconds']:.3f} s"
+    )
     assert len(losses) == 2 * epoch
     assert second < first < 2.4
     assert losses[-1] < losses[0]
     assert result["test_accuracy"] > 0.20
     plan = json.loads((tmp_path / "log/plan.json").read_text())
-    devices = {
-        device for replica in plan["replicas"] for stage in replica["stages"] for device in stage["devices"]
-    }
+    devices = {device for replica in plan["replicas"] for stage in replica["stages"] for device in stage["devices"]}
     assert len(devices) > 1
     assert set(result["utilisation"]) == devices

@@ -33,7 +33,8 @@ def test_each_change_is_one_device_or_twice_the_bandwidth(cluster: Cluster) -> N
     names = [name for name, _ in changed_clusters(cluster)]
     alone = cluster.device_count == 1
     assert names == [f"one {kind} more" for kind in before] + (
-        [] if alone else [*(f"one {kind} less" for kind in before), "twice the link bandwidth"])  # fmt: skip
+        [] if alone else [*(f"one {kind} less" for kind in before), "twice the link bandwidth"]
+    )
     for name, changed in changed_clusters(cluster):
         difference = {kind: kinds(changed)[kind] - count for kind, count in before.items()}
         if name.startswith("one "):
@@ -52,10 +53,15 @@ def test_each_change_is_one_device_or_twice_the_bandwidth(cluster: Cluster) -> N
 
 
 def test_a_device_more_goes_where_a_link_is_known() -> None:
-    inside = Cluster.parse({
-        "format": "hetpipe.cluster/1", "device_types": {"a": {"memory": 1}, "b": {"memory": 1}}, "link": LINK,
-        "nodes": [{"name": "n0", "devices": {"a": 1}}, {"name": "n1", "devices": {"b": 1}}],
-    }, "the cluster")  # fmt: skip
+    inside = Cluster.parse(
+        {
+            "format": "hetpipe.cluster/1",
+            "device_types": {"a": {"memory": 1}, "b": {"memory": 1}},
+            "link": LINK,
+            "nodes": [{"name": "n0", "devices": {"a": 1}}, {"name": "n1", "devices": {"b": 1}}],
+        },
+        "the cluster",
+    )
     found = dict(changed_clusters(inside))
     assert found["one a more"].nodes[0].devices == {"a": 2}  # the cluster's link is inside nodes, too
     apart = inside.model_copy(update={"link": None, "links": ()})
@@ -110,7 +116,8 @@ def test_every_moved_cut_is_what_the_simulator_says(make: Callable[[], Study]) -
     groups = [(r,) for r in range(2)] + [(2,)] if make is demo else [tuple(range(len(shown.plan.replicas)))]
     found = moved_cuts(shown.plan, profile, cluster, groups)
     assert {(one.replicas, one.stage) for one in found if one.layers == 0} == {
-        (group, s) for group in groups for s in range(len(shown.plan.replicas[group[0]].stages) - 1)}  # fmt: skip
+        (group, s) for group in groups for s in range(len(shown.plan.replicas[group[0]].stages) - 1)
+    }
     for one in found:
         plan = moved_plan(shown.plan, one.replicas, one.stage, one.layers)
         plan.check(cluster=cluster, profile=profile)

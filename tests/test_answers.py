@@ -109,11 +109,21 @@ def test_the_tokens_that_end_answers_are_known(tmp_path: Path) -> None:
     assert instructions(pairs, folder, test_fraction=0).made_of["ends"] == [number("</s>")]
 
 
-@pytest.mark.parametrize(("record", "wanted"), [
-    (chat_of("Hi", "Yes."), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think></think>«Yes.<|im_end|>»\n"),
-    ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]},
-     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n«Hm.\n</think>Yes.<|im_end|>»\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        (chat_of("Hi", "Yes."), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think></think>«Yes.<|im_end|>»\n"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+                ]
+            },
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n«Hm.\n</think>Yes.<|im_end|>»\n",
+        ),
+    ],
+)
 def test_a_template_is_told_whether_an_answer_has_a_thought(words: Tokenizer, record: Any, wanted: str) -> None:
     written = Written(words, SWITCHED)
     assert written(record) == [wanted]
@@ -132,8 +142,10 @@ def test_thinking_on_is_for_answers_with_a_thought(words: Tokenizer) -> None:
 def test_a_thought_that_a_template_opens_by_itself_is_none_of_an_answer_without_one(words: Tokenizer) -> None:
     written = Written(words, OPENED)
     assert written(chat_of("Hi", "Yes.", "No?", "No.")) == [
-        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
-         "<|im_start|>assistant\n«No.<|im_end|>»\n"),
+        (
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+            "<|im_start|>assistant\n«No.<|im_end|>»\n"
+        )
     ]
     assert "answers have no thought, with which the template begins each" in written.notes[0]
     said = Written(words, OPENED).refused(chat_of("Hi", "<think>Hm.</think>Yes."))
@@ -141,9 +153,9 @@ def test_a_thought_that_a_template_opens_by_itself_is_none_of_an_answer_without_
     assert "(template: FILE, or --template FILE)" in said
 
 
-@pytest.mark.parametrize("thought", [
-    "<think>Hm.</think>\n\n", "[THINK]Hm.[/THINK]", "<|think|>Hm.<|/think|>\n", "\n<Thinking>Hm.</thinking>",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "thought", ["<think>Hm.</think>\n\n", "[THINK]Hm.[/THINK]", "<|think|>Hm.<|/think|>\n", "\n<Thinking>Hm.</thinking>"]
+)
 def test_thoughts_are_left_out_however_they_are_marked(words: Tokenizer, thought: str) -> None:
     """As Qwen, Magistral, and others mark them."""
     for template in (chats.CHATML, OPENED):
@@ -154,13 +166,20 @@ def test_thoughts_are_left_out_however_they_are_marked(words: Tokenizer, thought
 
 LOST: list[tuple[str, str, Any, str]] = [
     ("a system", "{% for m in messages if m.role != 'system' %}", {"system": "Ho", **chat_of("Hi", "Yes.")}, "turn 1 (system)"),
-    ("a system that stands in the question", "{% for m in messages if m.role != 'system' %}",
-     {"system": "Hi", **chat_of("Hi you", "Yes.")}, "turn 1 (system)"),
-    ("tool", "{% for m in messages if m.role != 'tool' %}",
-     {"messages": [*chat_of("Hi", "Yes.")["messages"], {"role": "tool", "content": "Hi"}, *chat_of("Hi", "Yes.")["messages"]]},
-     "turn 3 (tool)"),
+    (
+        "a system that stands in the question",
+        "{% for m in messages if m.role != 'system' %}",
+        {"system": "Hi", **chat_of("Hi you", "Yes.")},
+        "turn 1 (system)",
+    ),
+    (
+        "tool",
+        "{% for m in messages if m.role != 'tool' %}",
+        {"messages": [*chat_of("Hi", "Yes.")["messages"], {"role": "tool", "content": "Hi"}, *chat_of("Hi", "Yes.")["messages"]]},
+        "turn 3 (tool)",
+    ),
     ("an earlier question", "{% for m in messages[-2:] %}", chat_of("Hi", "Yes.", "Hi", "Yes."), "turn 1 (user)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("begin", "record", "which"), [row[1:] for row in LOST], ids=[row[0] for row in LOST])
@@ -170,9 +189,10 @@ def test_a_content_that_a_template_leaves_out_is_an_error(words: Tokenizer, begi
     assert said.startswith(f"the template does not write the content of {which}; take a template that does (template: FILE, or ")
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    ("Yes. [cut] No.", "a template that cuts a text"), ("cut", "or what is nothing but that"), ("No.cut", "and its end"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("Yes. [cut] No.", "a template that cuts a text"), ("cut", "or what is nothing but that"), ("No.cut", "and its end")],
+)
 def test_what_a_template_does_to_a_text_by_its_words_is_seen(words: Tokenizer, content: str, why: str) -> None:
     template = chats.CHATML.replace("{{ m.content }}", "{{ m.content.replace('cut', '') }}")
     said = Written(words, template).refused(chat_of("Hi", content))
@@ -185,19 +205,25 @@ def test_contents_as_lists_of_parts_for_templates_that_take_such(words: Tokenize
     ]
 
 
-ARGUED: dict[str, Any] = {"messages": [
-    {"role": "user", "content": "look 12 here"}, {"role": "assistant", "content": None, "tool_calls": [
-        {"function": {"name": "look", "arguments": '{"where": "here"}'}}]},
-    {"role": "tool", "content": "12"}, {"role": "assistant", "content": "Yes."},
-]}  # fmt: skip
+ARGUED: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "look 12 here"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": '{"where": "here"}'}}]},
+        {"role": "tool", "content": "12"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+}
 
 
-@pytest.mark.parametrize(("written", "wanted"), [
-    ("{{ call.function.arguments | tojson }}", '{"where": "here"}'),
-    ("{{ call.function.arguments if call.function.arguments is string else raise_exception('no') }}", '{"where": "here"}'),
-    ("{{ '' ~ call.function.arguments }}", '{"where": "here"}'),  # of a mapping, what Python writes
-    ("{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}", "where=here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("{{ call.function.arguments | tojson }}", '{"where": "here"}'),
+        ("{{ call.function.arguments if call.function.arguments is string else raise_exception('no') }}", '{"where": "here"}'),
+        ("{{ '' ~ call.function.arguments }}", '{"where": "here"}'),  # of a mapping, what Python writes
+        ("{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}", "where=here"),
+    ],
+)
 def test_arguments_of_tools_are_handed_as_the_template_takes_them(words: Tokenizer, written: str, wanted: str) -> None:
     template = CALLS.replace("{{ call.function.arguments | tojson }}", written)
     (text,) = Written(words, template)(ARGUED)
@@ -225,8 +251,10 @@ def test_a_thought_that_a_template_does_not_write_is_an_error(words: Tokenizer) 
     thought = {"role": "assistant", "content": "Yes.", "reasoning_content": "Yes"}
     record = {"messages": [chat_of("Hi")["messages"][0], thought]}
     said = Written(words, chats.CHATML).refused(record)
-    assert said.startswith("the template does not write the thought (reasoning_content) of turn 2 (assistant); leave thoughts "
-                           "out (thinking: off, or --thinking off), or take a template")  # fmt: skip
+    assert said.startswith(
+        "the template does not write the thought (reasoning_content) of turn 2 (assistant); leave thoughts "
+        "out (thinking: off, or --thinking off), or take a template"
+    )
     assert Written(words, chats.CHATML, thinking="off")(record)[0].endswith("«Yes.<|im_end|>»\n")
 
 
@@ -234,11 +262,15 @@ def test_marks_under_generation_blocks(words: Tokenizer) -> None:
     """Which say themselves what is learned, of all turns alike; also where they are two for a turn."""
     talk = chat_of("Hi", "Yes.", "No?", "No.")
     talk["messages"][1]["weight"] = 0
-    wanted = ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n<|im_start|>user\nNo?<|im_end|>\n"
-              "<|im_start|>assistant\n")  # fmt: skip
+    wanted = (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n<|im_start|>user\nNo?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
     assert Written(words, chats.GENERATION)(talk) == [f"{wanted}«No.<|im_end|>»\n"]
-    two = chats.GENERATION.replace("{{ m.content }}<|im_end|>{% endgeneration %}",
-                                   "{{ m.content }}{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}")  # fmt: skip
+    two = chats.GENERATION.replace(
+        "{{ m.content }}<|im_end|>{% endgeneration %}",
+        "{{ m.content }}{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}",
+    )
     assert Written(words, two)(talk) == Written(words, two, "last")(talk) == [f"{wanted}«No.<|im_end|>»\n"]
     short = chats.GENERATION.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
     assert Written(words, short)(talk) == [f"{wanted}«No.<|im_end|>»\n"], "the end of a turn is learned"
@@ -253,7 +285,7 @@ def test_an_end_of_text_behind_the_last_turn_is_none_of_it(words: Tokenizer) -> 
     assert Written(words, other)(chat_of("Hi", "Yes.", "No?", "No.")) == [
         "<|user|>Hi<|end|><|assistant|>«Yes.</s>»",
         "<|user|>Hi<|end|><|assistant|>Yes.<|end|><|user|>No?<|end|><|assistant|>«No.</s>»",
-    ]  # fmt: skip
+    ]
 
 
 def test_an_answer_that_a_template_writes_no_prompt_for_is_told_with_the_way_out(words: Tokenizer) -> None:
@@ -303,26 +335,37 @@ def test_a_date_that_a_template_writes_is_the_same_every_day(words: Tokenizer) -
     assert Written(words, "\n" + dated)(chat_of("Hi", "Yes."))[0].startswith("\n26 Jul 2024 2024\n<|im_start|>user")
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [
-    ("{% set form = '%d %b' %}{{ strftime_now(form) }}", "26 Jul"), ("{{ strftime_now(format='%-d.%-m.%Y') }}", "26.7.2024"),
-    ("{{ strftime_now('%B \\'%y') }}", "July '24"), ("{{ strftime_now('day') }}", "day"),
-    ("{% macro day() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}{{ day() }}", "2024-07-26"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("{% set form = '%d %b' %}{{ strftime_now(form) }}", "26 Jul"),
+        ("{{ strftime_now(format='%-d.%-m.%Y') }}", "26.7.2024"),
+        ("{{ strftime_now('%B \\'%y') }}", "July '24"),
+        ("{{ strftime_now('day') }}", "day"),
+        ("{% macro day() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}{{ day() }}", "2024-07-26"),
+    ],
+)
 def test_a_date_is_the_same_however_it_is_asked_for(words: Tokenizer, asked: str, wanted: str) -> None:
     assert Written(words, asked + chats.CHATML)(chat_of("Hi", "Yes."))[0].startswith(f"{wanted}<|im_start|>user")
 
 
 ALWAYS = {  # templates that do not ask whether another answer is to be begun
     "llama3": (
-        ("{% for m in messages %}<|im_start|>{{ m.role }}<|user|>\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
-        "{{ '<|im_start|>assistant<|user|>\n\n' }}"),
-        ("<|im_start|>user<|user|>\n\nHi<|im_end|><|im_start|>assistant<|user|>\n\n«Yes.<|im_end|>»<|im_start|>user<|user|>\n\n"
-        "No?<|im_end|><|im_start|>assistant<|user|>\n\n«No.<|im_end|>»"),
+        (
+            "{% for m in messages %}<|im_start|>{{ m.role }}<|user|>\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
+            "{{ '<|im_start|>assistant<|user|>\n\n' }}"
+        ),
+        (
+            "<|im_start|>user<|user|>\n\nHi<|im_end|><|im_start|>assistant<|user|>\n\n«Yes.<|im_end|>»<|im_start|>user<|user|>\n\n"
+            "No?<|im_end|><|im_start|>assistant<|user|>\n\n«No.<|im_end|>»"
+        ),
     ),
     "chatml": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}",
-        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
-        "<|im_start|>assistant\n«No.<|im_end|>»"),
+        (
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+            "<|im_start|>assistant\n«No.<|im_end|>»"
+        ),
     ),
 }
 
@@ -346,8 +389,10 @@ def test_a_token_that_is_not_special_ends_a_turn_where_the_template_says_so(tmp_
     added = Tokenizer(tokenizer(tmp_path / "added", special=["<s>", "</s>"], plain=plain))
     written = Written(added, chats.CHATML)
     assert written(chat_of("Hi", "Yes.", "No?", "No.")) == [
-        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
-        "<|im_start|>assistant\n«No.<|im_end|>»\n")
+        (
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«Yes.<|im_end|>»\n<|im_start|>user\nNo?<|im_end|>\n"
+            "<|im_start|>assistant\n«No.<|im_end|>»\n"
+        )
     ]
     assert written.notes == []
     assert Written(added, BARE)(chat_of("Hi", "Yes.</tool_call>")) == ["Q: Hi\nA: «Yes.</tool_call>\n</s>»"]
@@ -376,9 +421,10 @@ def test_templates_of_files(tmp_path: Path) -> None:
     (tmp_path / "empty.jinja").write_text("{{ prompt }}")
     for name, said in (
         (str(tmp_path / "empty.jinja"), "empty.jinja is no template of chats: it never asks for 'messages'"),
-        (str(tmp_path / "lost.jinja"), "cannot read the template "), ("non", "did you mean 'none'?"),
+        (str(tmp_path / "lost.jinja"), "cannot read the template "),
+        ("non", "did you mean 'none'?"),
         (3, "template must be a file"),
-    ):  # fmt: skip
+    ):
         assert said in refusal(chat, file=file, tokenizer=folder, template=name)
     assert "it is a chat, which only a template writes" in refusal(chat, file=file, tokenizer=folder, template="none")
     pairs = lines(tmp_path / "pairs.jsonl", [{"prompt": "Hi", "completion": "Yes."}])
@@ -386,14 +432,25 @@ def test_templates_of_files(tmp_path: Path) -> None:
     assert own.made_of["template"] is not None
     assert instructions(pairs, folder, test_fraction=0).made_of["template"] is None
     assert "thinking is off, which a template of chats is told, and there is none" in refusal(
-        instructions, file=pairs, tokenizer=folder, thinking="off")  # fmt: skip
+        instructions, file=pairs, tokenizer=folder, thinking="off"
+    )
     assert "unknown thinking 'maybe'" in refusal(
-        chat, file=file, tokenizer=folder, thinking="maybe", template=str(tmp_path / "own.jinja"))  # fmt: skip
+        chat, file=file, tokenizer=folder, thinking="maybe", template=str(tmp_path / "own.jinja")
+    )
 
 
-@pytest.mark.parametrize(("one", "other", "most"), [
-    ("A<|im_end|>\n", "A<|im_end|>\n<|im_start|>", 12), ("A<|im_end|>", "A<|im_start|>", 1), ("abc", "abd", 2), ("", "a", 0),
-    ("A<|im_end|>x", "A<|im_end|>y", 11), ("same", "same", 4), ("A<think>\n", "A<b> it", 1), ("A < b", "A < c", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("one", "other", "most"),
+    [
+        ("A<|im_end|>\n", "A<|im_end|>\n<|im_start|>", 12),
+        ("A<|im_end|>", "A<|im_start|>", 1),
+        ("abc", "abd", 2),
+        ("", "a", 0),
+        ("A<|im_end|>x", "A<|im_end|>y", 11),
+        ("same", "same", 4),
+        ("A<think>\n", "A<b> it", 1),
+        ("A < b", "A < c", 4),
+    ],
+)
 def test_no_special_token_is_cut(one: str, other: str, most: int) -> None:
     assert Bounds(SPECIAL).common(one, other) == Bounds(SPECIAL).common(other, one) == most

@@ -53,9 +53,11 @@ def test_a_loss_that_a_scaler_of_torchs_scales_is_refused() -> None:
 
     def made(scaler: torch.amp.GradScaler) -> list[Callable[..., Tensor]]:
         return [
-            lambda output, targets: scaler.scale(F.mse_loss(output, targets)), Scaling(scaler), Scaling(scaler).loss,
+            lambda output, targets: scaler.scale(F.mse_loss(output, targets)),
+            Scaling(scaler),
+            Scaling(scaler).loss,
             partial(lambda scaler, output, targets: scaler.scale(output), scaler),
-        ]  # fmt: skip
+        ]
 
     for loss in made(scaler):
         with pytest.raises(InputError, match="loss_fn uses a torch.amp.GradScaler, .*: give the plain loss. .* and no scaler"):
@@ -65,8 +67,7 @@ def test_a_loss_that_a_scaler_of_torchs_scales_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("still", "told"),
-    [((), "train"), (("",), "eval"), (("1",), "train, but for 1 eval"), (("0.1",), "train, but for 0.1 eval")],
+    ("still", "told"), [((), "train"), (("",), "eval"), (("1",), "train, but for 1 eval"), (("0.1",), "train, but for 0.1 eval")]
 )
 def test_modes_say_where_they_change(still: tuple[str, ...], told: str) -> None:
     net = nn.Sequential(nn.Sequential(nn.Tanh(), nn.Dropout()), nn.Sequential(nn.Dropout()))

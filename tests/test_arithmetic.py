@@ -15,9 +15,11 @@ def test_flags_are_set_and_put_back() -> None:
     before = arithmetic()
     with computing_by(tf32=True, cudnn_benchmark=True, cudnn_deterministic=True):
         assert arithmetic() == {
-            "cuda.matmul.fp32_precision": "tf32", "cudnn.conv.fp32_precision": "tf32", "cudnn.benchmark": True,
+            "cuda.matmul.fp32_precision": "tf32",
+            "cudnn.conv.fp32_precision": "tf32",
+            "cudnn.benchmark": True,
             "cudnn.deterministic": True,
-        }  # fmt: skip
+        }
         with computing_by(tf32=False):
             assert arithmetic()["cuda.matmul.fp32_precision"] == arithmetic()["cudnn.conv.fp32_precision"] == "ieee"
             assert torch.backends.cudnn.benchmark

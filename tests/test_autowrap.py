@@ -35,8 +35,9 @@ def test_three_lines_train_as_one_device_would(tmp_path: Path) -> None:
     cluster = unequal()
     found = start_ranks(automatic, (cluster, str(tmp_path)), cluster.devices)
     assert [result["unused"] for result in found] == [  # the slow ones hold no layer
-        None, *(f"rank {rank} is not used: the plan is faster without device box/{rank}" for rank in (1, 2)),
-    ]  # fmt: skip
+        None,
+        *(f"rank {rank} is not used: the plan is faster without device box/{rank}" for rank in (1, 2)),
+    ]
     model, (inputs, targets) = build("blocks"), batch("blocks", 16, 0)
     engine = ReferenceEngine(model, Loss(function=mse))
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.2)

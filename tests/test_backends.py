@@ -41,8 +41,11 @@ def test_the_processes_of_a_node_take_its_replicas_in_the_plans_order() -> None:
 
 def test_one_process_is_started_for_each_replica_and_each_idle_node() -> None:
     cluster = cluster_of(3, 1, 2)
-    rows = [{"cuts": [1, 1], "sizes": [1], "devices": ["n0/0", "n0/1"]}, {"cuts": [2], "sizes": [1], "devices": ["n0/2"]},
-            {"cuts": [1, 1], "sizes": [1], "devices": ["n2/1", "n2/0"]}]  # fmt: skip
+    rows = [
+        {"cuts": [1, 1], "sizes": [1], "devices": ["n0/0", "n0/1"]},
+        {"cuts": [2], "sizes": [1], "devices": ["n0/2"]},
+        {"cuts": [1, 1], "sizes": [1], "devices": ["n2/1", "n2/0"]},
+    ]
     plan = make_plan(rows)
     assert [d.id for d in processes("fairscale", plan, cluster)] == ["n0/0", "n0/2", "n1/0", "n2/1"]
     assert [d.id for d in processes("torch", plan, cluster)] == [d.id for d in cluster.devices]
@@ -56,9 +59,7 @@ def test_emulated_devices_are_refused(backend: Backend) -> None:
     check_cluster("torch", emulated)
     with pytest.raises(InputError) as caught:
         check_cluster(backend, emulated)
-    assert "the device types ['slow'] are emulated, each device paced by a process of its own" in str(
-        caught.value
-    )
+    assert "the device types ['slow'] are emulated, each device paced by a process of its own" in str(caught.value)
     assert "use plan.backend=torch, or leave 'emulate' out" in str(caught.value)
 
 
@@ -70,12 +71,8 @@ def test_tensor_parallel_stages_are_refused(backend: Backend) -> None:
         check_backend(backend, Plan.parse(document, "a plan"))
 
 
-@pytest.mark.parametrize(
-    ("backend", "module"), [("fairscale", "fairscale_pipe"), ("torchgpipe", "torchgpipe_gpipe")]
-)
-def test_a_library_that_is_missing_is_named(
-    backend: Backend, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("backend", "module"), [("fairscale", "fairscale_pipe"), ("torchgpipe", "torchgpipe_gpipe")])
+def test_a_library_that_is_missing_is_named(backend: Backend, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, f"hetpipe.runtime.pipes.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "fairscale.nn" if backend == "fairscale" else backend, None)
     with pytest.raises(InputError) as caught:

@@ -137,9 +137,12 @@ def test_all_numbers_are_those_under_any_plan(kind: str, base: Path, tmp_path: P
 
 
 IN_MEMORY: dict[str, dict[str, Any]] = {
-    "as it is": {}, "int8": {"base": "int8"}, "nf4": {"base": "nf4"}, "DoRA": {"use_dora": True},
+    "as it is": {},
+    "int8": {"base": "int8"},
+    "nf4": {"base": "nf4"},
+    "DoRA": {"use_dora": True},
     "nf4, DoRA": {"base": "nf4", "use_dora": True},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", IN_MEMORY)

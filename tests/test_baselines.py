@@ -62,18 +62,14 @@ class TestEveryBaseline:
     def test_is_found_by_name_and_refuses_prices(self, baseline: Partitioner) -> None:
         assert baseline.name in partitioner_names()
         assert partitioner(baseline.name) == baseline
-        problem = make_problem(
-            make_cluster([{"a": 1}]), make_profile({"a": [1.0]}), 2, max_price_per_hour=1.0
-        )
+        problem = make_problem(make_cluster([{"a": 1}]), make_profile({"a": [1.0]}), 2, max_price_per_hour=1.0)
         with pytest.raises(InputError, match=f"'{baseline.name}'.*cannot honour --max-price-per-hour"):
             baseline(problem)
 
     @pytest.mark.parametrize("baseline", rules(), ids=lambda b: str(b.name))
     def test_says_what_does_not_fit(self, baseline: Partitioner) -> None:
         """One layer of 100 parameter bytes needs 400 (gradient, AdamW): 100 more than b has."""
-        profile = make_profile(
-            {"a": [1.0] * 2, "b": [1.0] * 2}, layers=[{"parameter_bytes": 75}, {"parameter_bytes": 100}]
-        )
+        profile = make_profile({"a": [1.0] * 2, "b": [1.0] * 2}, layers=[{"parameter_bytes": 75}, {"parameter_bytes": 100}])
         cluster = make_cluster([{"a": 1, "b": 1}], memory={"a": 300, "b": 300})
         with pytest.raises(PartitionError, match=r"layer.*'layer.1'.*type '[ab]', which has 300 bytes: \d+ bytes"):
             baseline(make_problem(cluster, profile, 4))

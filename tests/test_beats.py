@@ -21,10 +21,14 @@ def beats(*rows: dict[str, Any]) -> dict[int, Beat]:
 
 def test_of_those_that_wait_for_one_that_loads_data_the_latter_is_named() -> None:
     found = beats(WAITS, LOADS, WAITS)
-    assert held_up(found, 0) == held_up(found, 2) == (
-        "rank 1 on host b (replica 0 stage 1) holds up the others: it has been in fetching samples of step 7 for 2 min 1 s (they "
-        "wait for as long as HETPIPE_TIMEOUT_SECONDS says, and outside of steps HETPIPE_LONG_TIMEOUT_SECONDS)"
-    )  # fmt: skip
+    assert (
+        held_up(found, 0)
+        == held_up(found, 2)
+        == (
+            "rank 1 on host b (replica 0 stage 1) holds up the others: it has been in fetching samples of step 7 for 2 min 1 s "
+            "(they wait for as long as HETPIPE_TIMEOUT_SECONDS says, and outside of steps HETPIPE_LONG_TIMEOUT_SECONDS)"
+        )
+    )
 
 
 def test_who_has_been_at_it_for_longest_is_named_and_nobody_who_ended_or_is_not_needed() -> None:

@@ -54,9 +54,18 @@ def test_a_run_that_began_in_a_folder_goes_on_from_its_checkpoint(
     assert "is not read" not in capsys.readouterr().err
     saved = tmp_path / "saved" / "step-00000002"
     said = {key: value for key, value in said_of(stored_at(saved)).items() if key.startswith("adapter.")}
-    assert said == {"adapter.kind": "lora", "adapter.weights": None, "adapter.r": 2, "adapter.alpha": 6.0, "adapter.dropout": 0.0,
-                    "adapter.targets": ["q_proj"], "adapter.rank_stabilized": False, "adapter.use_dora": False,
-                    "adapter.train_also": ["norms"], "adapter.base": "int8"}  # fmt: skip
+    assert said == {
+        "adapter.kind": "lora",
+        "adapter.weights": None,
+        "adapter.r": 2,
+        "adapter.alpha": 6.0,
+        "adapter.dropout": 0.0,
+        "adapter.targets": ["q_proj"],
+        "adapter.rank_stabilized": False,
+        "adapter.use_dora": False,
+        "adapter.train_also": ["norms"],
+        "adapter.base": "int8",
+    }
     shutil.rmtree(folder)
     result = train_rank(Job.read(file))
     assert result is not None
@@ -69,8 +78,11 @@ def test_a_run_that_began_in_a_folder_goes_on_from_its_checkpoint(
     assert ended.code == 2
     assert "does not say what its adapters are called outside of the model that was trained: name the job" in ended.err
     (tmp_path / "others").mkdir()
-    with pytest.raises(InputError, match=f"began with those in '{folder}': to begin with those in {tmp_path}/others, name "
-                       f"another checkpoint.folder; to go on with that run, write adapter.weights: {folder}"):
+    with pytest.raises(
+        InputError,
+        match=f"began with those in '{folder}': to begin with those in {tmp_path}/others, name "
+        f"another checkpoint.folder; to go on with that run, write adapter.weights: {folder}",
+    ):
         train_rank(Job.read(file, [f"adapter.weights={tmp_path / 'others'}"]))
     written = build_layers(generate._job_of(said_of(stored_at(saved)), stored_at(saved)))
     assert state_of(written).keys() == state_of(build_layers(at_revision(Job.read(file), said_of(stored_at(saved))))).keys()
@@ -118,9 +130,20 @@ def exported(folder: Path, layers: nn.Sequential) -> Path:
 @pytest.mark.parametrize("kind", ["DoRA", "rsLoRA of two", "with norms, embedding, head", "of embedding and head"])
 def test_from_a_folder_to_a_folder_they_stay_what_they_are(name: str, kind: str, tmp_path: Path) -> None:
     """Also the one that comes of those that came of it."""
-    options = KINDS[kind] if name != "gpt2" else KINDS[kind] | (
-        {"targets": [{"q_proj": "c_attn", "v_proj": "c_proj", "embed_tokens": "wte"}.get(t, t) for t in KINDS[kind]["targets"]]}
-        if "targets" in KINDS[kind] else {})  # fmt: skip
+    options = (
+        KINDS[kind]
+        if name != "gpt2"
+        else KINDS[kind]
+        | (
+            {
+                "targets": [
+                    {"q_proj": "c_attn", "v_proj": "c_proj", "embed_tokens": "wte"}.get(t, t) for t in KINDS[kind]["targets"]
+                ]
+            }
+            if "targets" in KINDS[kind]
+            else {}
+        )
+    )
     base = base_in(name, tmp_path / "base")
 
     def built(**options: Any) -> nn.Sequential:
@@ -140,7 +163,9 @@ def test_from_a_folder_to_a_folder_they_stay_what_they_are(name: str, kind: str,
     assert all(torch.equal(value, other[key]) for key, value in one.items())
     configs = [json.loads((each / "adapter_config.json").read_text()) for each in (folder, again)]
     assert {**configs[0], "target_modules": sorted(configs[0]["target_modules"])} == {
-        **configs[1], "target_modules": sorted(configs[1]["target_modules"])}  # fmt: skip
+        **configs[1],
+        "target_modules": sorted(configs[1]["target_modules"]),
+    }
     loaded = with_peft(plain(base), folder)
     assert (logits(second) - loaded.eval()(tokens()).logits).abs().max() < 1e-10
 
@@ -154,8 +179,10 @@ def test_a_note_says_when_they_were_trained_beside_another_base(
         changed(folder, config=lambda said, named=named: said.update(base_model_name_or_path=named))  # type: ignore[misc]
         check_begun(job, alone())
         err = capsys.readouterr().err
-        assert (f"note: the adapters in {folder} were trained beside 'owner/model' (base_model_name_or_path), and go on beside "
-                f"{str(base)!r} (model.args.weights)" in err) == noted, named  # fmt: skip
+        assert (
+            f"note: the adapters in {folder} were trained beside 'owner/model' (base_model_name_or_path), and go on beside "
+            f"{str(base)!r} (model.args.weights)" in err
+        ) == noted, named
 
 
 def test_ranks_with_other_folders_of_this_name_are_told(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,7 @@ def quiet(_text: str) -> None:
 def test_a_dry_run_makes_a_page_with_all_sections_and_reports_what_fails(tmp_path: Path) -> None:
     parts, pages = [*PARTS, FAILING], list[str]()
     title = command.title_of(subject(tmp_path))
-    sections = run_parts(
-        parts, subject(tmp_path), 120, lambda so_far: pages.append(markdown(title, so_far, len(parts)))
-    )
+    sections = run_parts(parts, subject(tmp_path), 120, lambda so_far: pages.append(markdown(title, so_far, len(parts))))
     page, rows = pages[-1], {section.number: section.rows for section in sections}
     assert [section.number for section in sections if section.failed] == ["8"], page
     assert page.startswith("# Dry run on the CPU: no card was used\n\n**Not as it must be:** 8. What fails.\n")
@@ -147,8 +145,10 @@ def test_gradients_that_are_off_missing_or_no_numbers() -> None:
 
 
 class _Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks",
-                                                     "fsmblks", "uordblks", "fordblks", "keepcost")]  # fmt: skip
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    ]
 
 
 class Heap:
@@ -188,9 +188,13 @@ def test_what_the_card_says_of_itself(tmp_path: Path, monkeypatch: pytest.Monkey
         name, major, minor, total_memory = "Some Card", 9, 0, 8 * 2**30
 
     for name, value in (
-        ("get_device_properties", Card()), ("mem_get_info", (2**30, 8 * 2**30)), ("device_count", 1),
-        ("get_device_name", "Some Card"), ("get_device_capability", (9, 0)), ("get_arch_list", ["sm_75"]),
-    ):  # fmt: skip
+        ("get_device_properties", Card()),
+        ("mem_get_info", (2**30, 8 * 2**30)),
+        ("device_count", 1),
+        ("get_device_name", "Some Card"),
+        ("get_device_capability", (9, 0)),
+        ("get_arch_list", ["sm_75"]),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     monkeypatch.setenv("PATH", str(tmp_path))

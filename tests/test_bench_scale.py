@@ -60,6 +60,9 @@ def test_a_phase_ends_with_the_last_process() -> None:
 def test_exponents_and_the_fit_find_what_was_put_in() -> None:
     assert exponent([(n, 1.0) for n in (1, 2)] + [(n, 3e-6 * n**1.5) for n in (4, 16, 64)]) == pytest.approx(1.5)
     assert math.isnan(exponent([(4, 1.0)]))
-    rows = [{"layers": L, "microbatches": m, "engine": 1e-3 * L * m, "extra": 1e-6 * (50 + 7 * L + 20 * 2 * m + 0.5 * L * 2 * m)}
-            for L in (4, 16, 64) for m in (1, 4, 16)]  # fmt: skip
+    rows = [
+        {"layers": L, "microbatches": m, "engine": 1e-3 * L * m, "extra": 1e-6 * (50 + 7 * L + 20 * 2 * m + 0.5 * L * 2 * m)}
+        for L in (4, 16, 64)
+        for m in (1, 4, 16)
+    ]
     assert fitted(rows) == pytest.approx([50, 7, 20, 0.5])

@@ -86,16 +86,28 @@ def way(seconds: float, predicted: float, peaks: dict[str, tuple[int, int]]) -> 
 
 
 def test_what_is_said_of_all_rows() -> None:
-    fits = {"model": "m", "cluster": "c", "tight": False, "fluid_seconds": 0.8, "bound_seconds": 1.0, "ways": {
-        EQUAL: way(4.0, 4.4, {"n0/0": (100, 90)}), "Zorse": way(2.0, 2.0, {}), OURS: way(1.0, 1.0, {})}}  # fmt: skip
+    fits = {
+        "model": "m",
+        "cluster": "c",
+        "tight": False,
+        "fluid_seconds": 0.8,
+        "bound_seconds": 1.0,
+        "ways": {EQUAL: way(4.0, 4.4, {"n0/0": (100, 90)}), "Zorse": way(2.0, 2.0, {}), OURS: way(1.0, 1.0, {})},
+    }
     tight = {**fits, "tight": True, "bound_seconds": None, "ways": {"Zorse": way(1.0, 1.0, {}), OURS: way(2.0, 2.0, {})}}
     found = summary([fits, tight])
     assert [found["over_equal_ddp"], found["over_best_other"], found["rows"]] == pytest.approx([4, 2, 2])
     assert (found["rows_where_another_is_faster"], found["step_over_bound_worst"]) == (0, 1)
     assert ratios([tight]) == {"m on c: hetpipe over Zorse": 0.5}
     assert accuracy([fits]) == pytest.approx(
-        {"seconds_mean_error": 0.1 / 3, "seconds_worst_error": 0.1, "bytes_mean_error": 0.1, "bytes_worst_error": 0.1,
-         "rank_correlation": 1.0})  # fmt: skip
+        {
+            "seconds_mean_error": 0.1 / 3,
+            "seconds_worst_error": 0.1,
+            "bytes_mean_error": 0.1,
+            "bytes_worst_error": 0.1,
+            "rank_correlation": 1.0,
+        }
+    )
     lines = table([fits, tight]).splitlines()
     assert "| c | m | 24.0 | 4.00 |" in lines[2]
     assert "| 80% | 1.000 |" in lines[2]

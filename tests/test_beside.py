@@ -50,8 +50,10 @@ class Run:
         data = {"name": "chat", "args": args}
         adapter = {"adapter": {"r": 2}} if kind != "model" else {}
         model = {"name": "causal_lm", "args": {"weights": str(self.base)}}
-        job = Job.parse({"format": "hetpipe.job/1", "model": model, **adapter, "data": data,
-                         "train": {"global_batch": 2, "steps": 1}}, "this test")  # fmt: skip
+        job = Job.parse(
+            {"format": "hetpipe.job/1", "model": model, **adapter, "data": data, "train": {"global_batch": 2, "steps": 1}},
+            "this test",
+        )
         self.job, splits = job, chat(**args, test_fraction=0)
         self.content = content_of(splits.train, splits.made_of)
         self.layers = build_layers(job)
@@ -72,8 +74,12 @@ def test_the_tokenizer_and_the_template_of_the_data_lie_there(kind: str, tmp_pat
     """Not those of the base, of which a model that was trained with others makes nothing."""
     other = tokenizer(tmp_path / "other", PHI, special=["<|end|>", "<|user|>", "<|assistant|>", "<s>", "</s>"])
     (tmp_path / "mine.jinja").write_text(CHATML.replace("<|im_start|>", "<s>"))
-    for args in ({}, {"tokenizer": other}, {"template": str(tmp_path / "mine.jinja")},
-                 {"tokenizer": other, "template": str(tmp_path / "mine.jinja")}):  # fmt: skip
+    for args in (
+        {},
+        {"tokenizer": other},
+        {"template": str(tmp_path / "mine.jinja")},
+        {"tokenizer": other, "template": str(tmp_path / "mine.jinja")},
+    ):
         run = Run(tmp_path, kind, **args)
         folder = run.export()
         wanted: Any = transformers.AutoTokenizer.from_pretrained(run.words)
@@ -92,12 +98,18 @@ def of_another_word(words: Path) -> None:
     (words / "tokenizer.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("change", "told", "left"), [
-    (shutil.rmtree, "is without a tokenizer, since that of the run's data is not at hand: there is no folder", ()),
-    (of_another_word, "is without a tokenizer, since that of the run's data is not at hand: ", ()),
-    (lambda words: (words / "chat_template.jinja").write_text(CHATML + " "),
-     "is without a template of chats, since that of the run's data is not at hand: ", ("tokenizer.json",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "told", "left"),
+    [
+        (shutil.rmtree, "is without a tokenizer, since that of the run's data is not at hand: there is no folder", ()),
+        (of_another_word, "is without a tokenizer, since that of the run's data is not at hand: ", ()),
+        (
+            lambda words: (words / "chat_template.jinja").write_text(CHATML + " "),
+            "is without a template of chats, since that of the run's data is not at hand: ",
+            ("tokenizer.json",),
+        ),
+    ],
+)
 def test_what_has_changed_since_is_not_written_for_what_it_was(
     change: Callable[[Path], object], told: str, left: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,8 +125,15 @@ def test_what_has_changed_since_is_not_written_for_what_it_was(
 def test_a_base_that_was_moved_with_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path, "adapter")
     run.base = run.base.rename(tmp_path / "moved")
-    run.layers = build_layers(Job.parse({**run.job.model_dump(mode="json", exclude_unset=True), "model": {
-        "name": "causal_lm", "args": {"weights": str(run.base)}}}, "this test"))  # fmt: skip
+    run.layers = build_layers(
+        Job.parse(
+            {
+                **run.job.model_dump(mode="json", exclude_unset=True),
+                "model": {"name": "causal_lm", "args": {"weights": str(run.base)}},
+            },
+            "this test",
+        )
+    )
     folder = run.export()
     assert "note" not in capsys.readouterr().err
     assert transformers.AutoTokenizer.from_pretrained(folder).chat_template == CHATML

@@ -51,9 +51,7 @@ def plans(draw: st.DrawFn, problem: Problem) -> Plan:
     ids = draw(st.permutations([device.id for device in problem.cluster.devices]))
     largest = min(problem.profile.measurement(d.type).microbatch_sizes[-1] for d in problem.cluster.devices)
     R = draw(st.integers(1, min(len(ids), batch)))
-    samples = [
-        1 + extra for extra in proportional_shares([draw(st.floats(0.1, 1)) for _ in range(R)], batch - R)
-    ]
+    samples = [1 + extra for extra in proportional_shares([draw(st.floats(0.1, 1)) for _ in range(R)], batch - R)]
     replicas = []
     for r in range(R):
         line = ids[r::R][: draw(st.integers(1, L))]
@@ -82,9 +80,7 @@ def test_no_plan_beats_it(data: st.DataObject) -> None:
 def test_more_devices_divide_it(count: int, batch: int) -> None:
     profile = make_profile({"a": [1.0, 2.0, 3.0]})
     one = fluid_bound(make_problem(make_cluster([{"a": 1}]), profile, batch))
-    assert fluid_bound(make_problem(make_cluster([{"a": count}]), profile, batch)) == pytest.approx(
-        one / count
-    )
+    assert fluid_bound(make_problem(make_cluster([{"a": count}]), profile, batch)) == pytest.approx(one / count)
     assert np.isclose(one, 18 * batch)
 
 

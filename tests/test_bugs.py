@@ -29,12 +29,8 @@ def test_a_group_behind_one_device_gathers_too() -> None:
     one = measured["measurements"][0]
     profile = Profile.parse(measured | {"measurements": [one, one | {"tensor_parallel": 4}]}, "profile")
     inside = {"bandwidth": 100.0, "latency": 0.5}
-    costs = Costs(
-        profile, make_cluster([{"a": 1}, {"a": 4}], link={"bandwidth": 10.0, "latency": 1.0}, inside=inside)
-    )
-    half = (
-        3 * (0.5 + 10 / 4 / 100) / 2
-    )  # the output in the group of 4; its gradient, in the one device, is free
+    costs = Costs(profile, make_cluster([{"a": 1}, {"a": 4}], link={"bandwidth": 10.0, "latency": 1.0}, inside=inside))
+    half = 3 * (0.5 + 10 / 4 / 100) / 2  # the output in the group of 4; its gradient, in the one device, is free
     assert costs.transfer("n0/0", "n1/0", 1, 1, (1, 4)) == pytest.approx((1.0, 1.0 + half))
     assert costs.transfer("n1/0", "n0/0", 1, 1, (4, 1)) == pytest.approx((1.0, 1.0 + half))
 
@@ -65,9 +61,7 @@ def test_unlike_gpus_in_alternation_are_refused() -> None:
     """The second GPU was taken for one of the first's type."""
     rows = [(0, 0, "a", 8), (0, 1, "b", 4), (1, 0, "b", 5), (0, 2, "b", 6)]
     cluster = cluster_of(rows)
-    assert [(d.id, d.type) for d in cluster.devices] == [
-        ("n0/0", "a"), ("n0/1", "b"), ("n0/2", "b"), ("n1/0", "b"),
-    ]  # fmt: skip
+    assert [(d.id, d.type) for d in cluster.devices] == [("n0/0", "a"), ("n0/1", "b"), ("n0/2", "b"), ("n1/0", "b")]
     assert cluster.device_types["b"].memory == 4
     with pytest.raises(InputError, match=r"agent 0 are, by local rank, \['a', 'b', 'b', 'a'\].*CUDA_VISIBLE_DEVICES"):
         cluster_of([*rows, (0, 3, "a", 8)])
@@ -78,9 +72,7 @@ def test_recompute_holds_the_input_of_a_stage_where_no_buffer_does() -> None:
 
     def held(receive_buffers: str, lo: int) -> float:
         overhead: dict[str, Any] = {"receive_buffers": receive_buffers}
-        costs = Costs(
-            make_profile({"a": [1.0] * 3}, layer=LAYER), make_cluster([{"a": 1}], overhead=overhead)
-        )
+        costs = Costs(make_profile({"a": [1.0] * 3}, layer=LAYER), make_cluster([{"a": 1}], overhead=overhead))
         return costs.stage_memory("a", lo, 3, samples=4, recompute=True).held_per_sample
 
     assert (held("step", 1), held("one", 1)) == (10 + 10, 10 + 10 + 10)
@@ -97,8 +89,9 @@ def test_a_lighter_boundary_counts_where_nothing_fits() -> None:
     layers[2] |= {"parameter_bytes": 0}
     problem = make_problem(
         make_cluster([{"a": 2}], memory=1_040, overhead={"receive_buffers": "step"}),
-        make_profile({"a": [1.0] * 3}, layers=layers), 4,
-    )  # fmt: skip
+        make_profile({"a": [1.0] * 3}, layers=layers),
+        4,
+    )
     packer = Packer(problem)
     last, before = (packer.fits(0, 4, place, 1) for place in (1, 2))
     assert (last[3, 1], before[1, 0]) == (True, False)

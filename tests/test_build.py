@@ -37,12 +37,7 @@ USER = "tests.support.user_parts:"
 
 
 def job(**sections: Any) -> Job:
-    content = {
-        "format": "hetpipe.job/1",
-        "model": MLP,
-        "data": POINTS,
-        "train": {"global_batch": 8, "steps": 5},
-    }
+    content = {"format": "hetpipe.job/1", "model": MLP, "data": POINTS, "train": {"global_batch": 8, "steps": 5}}
     return Job.parse({**content, **sections}, "job")
 
 
@@ -62,9 +57,7 @@ def test_a_model_of_the_registry_with_the_seed_of_the_job() -> None:
     first, again, other = (build_model(training(seed=seed), data) for seed in (3, 3, 4))
     assert (first.name, len(first.layers)) == ("mlp", 6)
     assert (first.inputs.shape, first.targets.shape) == ((4, 8), (4,))  # type: ignore[union-attr]
-    equal = [
-        torch.equal(a, b) for a, b in zip(first.layers.parameters(), again.layers.parameters(), strict=True)
-    ]
+    equal = [torch.equal(a, b) for a, b in zip(first.layers.parameters(), again.layers.parameters(), strict=True)]
     assert all(equal)
     assert not torch.equal(next(first.layers.parameters()), next(other.layers.parameters()))
 
@@ -81,11 +74,7 @@ def test_weights_and_floating_inputs_have_the_job_s_type(dtype: str) -> None:
 
 def test_a_user_s_own_model_data_and_loss() -> None:
     data = {"target": USER + "regression", "args": {"samples": 6}}
-    own = job(
-        model={"target": USER + "two_layers", "args": {"width": 5}},
-        data=data,
-        loss={"target": USER + "absolute"},
-    )
+    own = job(model={"target": USER + "two_layers", "args": {"width": 5}}, data=data, loss={"target": USER + "absolute"})
     found = build_data(own)
     model = build_model(own, found.train)
     assert (len(found.train), found.test, model.name) == (6, None, USER + "two_layers")  # type: ignore[arg-type]
@@ -95,9 +84,7 @@ def test_a_user_s_own_model_data_and_loss() -> None:
 
 def test_floating_targets_have_the_model_s_type() -> None:
     """float64 targets beside a float32 model end in "Found dtype Double but expected Float" in the backward of mse."""
-    own = job(
-        model={"target": USER + "two_layers"}, data={"target": USER + "regression"}, loss={"name": "mse"}
-    )
+    own = job(model={"target": USER + "two_layers"}, data={"target": USER + "regression"}, loss={"name": "mse"})
     model = build_model(own, build_data(own).train)
     assert model.targets.dtype is torch.float32  # type: ignore[union-attr]
     mse(model.layers(model.inputs), model.targets).backward()
@@ -128,14 +115,21 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"data": {"target": USER + "only_training"}}, "must return DataSplits(train, test) or a pair, found list"),
         ({"data": {"target": USER + "dictionaries"}}, "samples hold tensors or tuples of tensors, found dict"),
         ({"data": {"target": USER + "triples"}}, "sample 0 of list is not a pair (inputs, target) but a tuple of 3"),
-        ({"data": {"target": USER + "points", "args": {"label": 99}}, "model": {"target": USER + "two_layers"}},
-         "data 'tests.support.user_parts:points': the target of sample 9 is 99, but layer '1' (Linear) gives 3 classes (0 to 2)"),
-        ({"data": {"target": USER + "whole_numbers"}, "model": {"target": USER + "two_layers"}},
-         "layer '0' (Linear) does not run on the inputs: (4, 4) of int64: its input is int64, and its weight float32; where"),
+        (
+            {"data": {"target": USER + "points", "args": {"label": 99}}, "model": {"target": USER + "two_layers"}},
+            (
+                "data 'tests.support.user_parts:points': the target of sample 9 is 99, "
+                "but layer '1' (Linear) gives 3 classes (0 to 2)"
+            ),
+        ),
+        (
+            {"data": {"target": USER + "whole_numbers"}, "model": {"target": USER + "two_layers"}},
+            "layer '0' (Linear) does not run on the inputs: (4, 4) of int64: its input is int64, and its weight float32; where",
+        ),
         ({"data": {"target": USER + "ragged"}}, "the inputs of samples 0 and 5 of list differ: shape (4,) and shape (3,); "),
         ({"loss": {"name": "cross_entropi"}}, "unknown loss 'cross_entropi'; did you mean 'cross_entropy'?"),
     ],
-)  # fmt: skip
+)
 def test_message(sections: dict[str, Any], expected: str) -> None:
     assert expected in message(job(**sections))
 
@@ -160,8 +154,10 @@ def test_a_job_weighs_its_classes() -> None:
     """As torch does: a mean over the sum of the weights; three micro-batches make the whole."""
     own: dict[str, Any] = {"data": {"target": USER + "points"}, "model": {"target": USER + "two_layers"}}
     assert "the loss is no mean weighed by samples: " in message(job(loss={"target": USER + "weighted"}, **own))
-    for weights, said in (([1.0] * 4, "class_weights has 4 entries, and the model's output 3 classes"),
-                          ([1.0] * 2, "a target is 2, and class_weights has 2 entries")):  # fmt: skip
+    for weights, said in (
+        ([1.0] * 4, "class_weights has 4 entries, and the model's output 3 classes"),
+        ([1.0] * 2, "a target is 2, and class_weights has 2 entries"),
+    ):
         assert said in message(job(loss={"class_weights": weights}, **own))
     output, targets = torch.randn(7, 3), torch.tensor([0, 2, 1, 1, 2, 0, 1])
     expected = float(weighted(output, targets))
@@ -182,9 +178,7 @@ def test_batch_norm_needs_a_choice() -> None:
     text = message(job(model=net, **own))
     assert "the model has BatchNorm (first: '2')" in text
     assert "write 'batch_norm: per_microbatch' in the job's model section" in text
-    assert "deferred needs the fairscale or torchgpipe back end" in message(
-        job(model={**net, "batch_norm": "deferred"}, **own)
-    )
+    assert "deferred needs the fairscale or torchgpipe back end" in message(job(model={**net, "batch_norm": "deferred"}, **own))
     chosen = job(model={**net, "batch_norm": "per_microbatch"}, **own)
     assert len(build_model(chosen, build_data(chosen).train).layers) == 5
 
@@ -226,27 +220,10 @@ def test_what_is_counted_beside_the_loss() -> None:
 def test_a_batch_in_another_type_goes_into_tuples_and_leaves_integers() -> None:
     found = as_type([torch.ones(2), (torch.ones(1), torch.tensor([3]))], "float64")
     assert isinstance(found, tuple)
-    assert (found[0].dtype, found[1][0].dtype, found[1][1].dtype) == (
-        torch.float64,
-        torch.float64,
-        torch.int64,
-    )
+    assert (found[0].dtype, found[1][0].dtype, found[1][1].dtype) == (torch.float64, torch.float64, torch.int64)
 
 
-OPTIMIZERS = [
-    "ASGD",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SGD",
-]
+OPTIMIZERS = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -266,21 +243,12 @@ def test_optimizers_by_their_torch_names(name: str) -> None:
         ({"name": "adamw"}, "unknown optimizer 'adamw'; did you mean 'AdamW'?"),
         ({"name": "sgd"}, "unknown optimizer 'sgd'; did you mean 'SGD'?"),
         ({"name": "Optimizer"}, "unknown optimizer 'Optimizer'"),
-        (
-            {"name": "AdamW", "learning_rate": 1.0},
-            "'AdamW' has no argument 'learning_rate': it is called 'lr'",
-        ),
+        ({"name": "AdamW", "learning_rate": 1.0}, "'AdamW' has no argument 'learning_rate': it is called 'lr'"),
         ({"name": "AdamW", "rho": 0.9}, "'AdamW' has no argument 'rho'; known: lr, betas"),
         ({"name": "SGD", "momentun": 0.9}, "'SGD' has no argument 'momentun'; did you mean 'momentum'?"),
-        (
-            {"name": "SGD", "lr": -1.0},
-            "optimizer 'SGD' refuses its arguments {'lr': -1.0}: Invalid learning rate",
-        ),
+        ({"name": "SGD", "lr": -1.0}, "optimizer 'SGD' refuses its arguments {'lr': -1.0}: Invalid learning rate"),
         ({"name": "SGD", "lr": "fast"}, "optimizer 'SGD' refuses its arguments {'lr': 'fast'}: "),
-        (
-            {"name": "LBFGS"},
-            "optimizer 'LBFGS' cannot train a pipeline: it evaluates the model several times a step",
-        ),
+        ({"name": "LBFGS"}, "optimizer 'LBFGS' cannot train a pipeline: it evaluates the model several times a step"),
         ({"name": "SparseAdam"}, "it needs sparse gradients"),
         ({"name": "Muon"}, "it takes matrices only"),
         ({"name": "AdamW", "capturable": True}, "optimizer 'AdamW' cannot take a step on CPUs with {'capturable': True}: If"),
@@ -297,9 +265,7 @@ def test_message_of_an_optimizer(optimizer: dict[str, Any], expected: str) -> No
 
 def rates(scheduler: dict[str, Any], steps: int, **optimizer: Any) -> list[float]:
     """The learning rates of the first steps, of a rate of 1."""
-    used = optimizer_factory(TorchNamed.model_validate({"name": "SGD", "lr": 1.0, **optimizer}))(
-        [nn.Parameter(torch.zeros(1))]
-    )
+    used = optimizer_factory(TorchNamed.model_validate({"name": "SGD", "lr": 1.0, **optimizer}))([nn.Parameter(torch.zeros(1))])
     made = build_scheduler(SchedulerSection.model_validate(scheduler), used)
     assert made is not None
     found = []
@@ -311,18 +277,14 @@ def rates(scheduler: dict[str, Any], steps: int, **optimizer: Any) -> list[float
 
 
 def test_linear_warm_up_is_linear_lr() -> None:
-    assert rates({"name": "LinearLR", "warmup_steps": 4}, 6) == pytest.approx(
-        [1 / 4, 2 / 4 - 1 / 16, 10 / 16, 13 / 16, 1, 1]
-    )
+    assert rates({"name": "LinearLR", "warmup_steps": 4}, 6) == pytest.approx([1 / 4, 2 / 4 - 1 / 16, 10 / 16, 13 / 16, 1, 1])
 
 
 def test_any_schedule_begins_after_its_warm_up() -> None:
     found = rates({"name": "StepLR", "step_size": 2, "gamma": 0.1, "warmup_steps": 2}, 7)
     assert found == pytest.approx([0.5, 0.75, 1, 1, 0.1, 0.1, 0.01])
     cosine = [0.5 * (1 + math.cos(math.pi * t / 10)) for t in range(4)]
-    assert rates({"name": "CosineAnnealingLR", "T_max": 10, "warmup_steps": 3}, 7)[3:] == pytest.approx(
-        cosine
-    )
+    assert rates({"name": "CosineAnnealingLR", "T_max": 10, "warmup_steps": 3}, 7)[3:] == pytest.approx(cosine)
     assert rates({"name": "CosineAnnealingLR", "T_max": 10}, 4) == pytest.approx(cosine)
     assert build_scheduler(None, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)) is None
 
@@ -351,23 +313,19 @@ def test_schedulers_by_their_torch_names(scheduler: dict[str, Any], warmup: int)
         ({"name": "CosineLR"}, "unknown scheduler 'CosineLR'; did you mean '"),
         ({"name": "StepLR", "step": 3}, "'StepLR' has no argument 'step'; did you mean 'step_size'?"),
         ({"name": "StepLR"}, "scheduler 'StepLR' refuses its arguments {}: "),
-        (
-            {"name": "LambdaLR", "lr_lambda": "x"},
-            "scheduler 'LambdaLR' cannot be written in a job file: it takes a function",
-        ),
-        (
-            {"name": "ReduceLROnPlateau"},
-            "it takes a metric at every step; use, for example, CosineAnnealingLR with warmup_steps",
-        ),
+        ({"name": "LambdaLR", "lr_lambda": "x"}, "scheduler 'LambdaLR' cannot be written in a job file: it takes a function"),
+        ({"name": "ReduceLROnPlateau"}, "it takes a metric at every step; use, for example, CosineAnnealingLR with warmup_steps"),
         ({"name": "SequentialLR", "schedulers": []}, "it takes other schedulers"),
         ({"name": "CosineAnnealingLR", "T_max": 0}, "scheduler 'CosineAnnealingLR' does not run with {'T_max': 0}: Zero"),
         ({"name": "CosineAnnealingLR", "T_max": 0, "warmup_steps": 3}, "modulo by zero: what counts steps must be above 0"),
         ({"name": "StepLR", "step_size": 0}, "does not run with {'step_size': 0}: ZeroDivisionError"),
         ({"name": "StepLR", "step_size": 4, "gamma": "half"}, "does not run with {'gamma': 'half', 'step_size': 4}: TypeError"),
-        ({"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 2, "warmup_steps": 2},
-         "scheduler 'OneCycleLR' has total_steps: 2, but the job trains 5 steps, 2 of them its warm-up"),
+        (
+            {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 2, "warmup_steps": 2},
+            "scheduler 'OneCycleLR' has total_steps: 2, but the job trains 5 steps, 2 of them its warm-up",
+        ),
     ],
-)  # fmt: skip
+)
 def test_message_of_a_scheduler(scheduler: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError) as caught:
         check_training(training(scheduler=scheduler))

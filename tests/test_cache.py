@@ -45,8 +45,13 @@ class Edited(Repeated):
 
 def model(*layers: nn.Module, name: str = "net", loss: Any = mse, **how: Any) -> Model:
     torch.manual_seed(0)
-    return Model(name=name, layers=nn.Sequential(*layers), inputs=torch.randn(4, 8), targets=torch.randn(4, 8),
-                 loss=Loss(function=loss, **how))  # fmt: skip
+    return Model(
+        name=name,
+        layers=nn.Sequential(*layers),
+        inputs=torch.randn(4, 8),
+        targets=torch.randn(4, 8),
+        loss=Loss(function=loss, **how),
+    )
 
 
 def scaled(factor: float) -> Any:
@@ -59,9 +64,13 @@ def test_the_cache_knows_what_changes_a_profile(tmp_path: Path, monkeypatch: pyt
     emulated = Cluster.parse({**plain.model_dump(), "device_types": slow}, "the test's")
 
     def path(
-        *layers: nn.Module, on: Cluster = plain, how: ProfileSection = options, optimizer: str = "AdamW",
-        hosts: tuple[str, ...] = ("a", "a"), **more: Any,
-    ) -> str:  # fmt: skip
+        *layers: nn.Module,
+        on: Cluster = plain,
+        how: ProfileSection = options,
+        optimizer: str = "AdamW",
+        hosts: tuple[str, ...] = ("a", "a"),
+        **more: Any,
+    ) -> str:
         made = model(*(layers or (nn.Linear(8, 8), nn.ReLU())), **more)
         return cache_path(made, on, how, optimizer, hosts)
 

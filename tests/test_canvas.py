@@ -67,11 +67,15 @@ def test_a_canvas_as_svg() -> None:
     group.boxes.append(Box(x=1, y=2.5, width=3, height=4, fill="ink", pattern="up", tip="a<b"))
     group.words.append(Words(x=5, y=5, text="up", upright=True))
     assert canvas.to_svg(alone=False).splitlines()[1:] == [
-        '<title>a &amp; b</title><rect width="10" height="20" class="f-paper"/>', "",
+        '<title>a &amp; b</title><rect width="10" height="20" class="f-paper"/>',
+        "",
         '<g class="stage" role="img" tabindex="0" aria-label="a stage" data-stage="0.1">',
-        ('<rect x="1" y="2.5" width="3" height="4" class="f-ink"><title>a&lt;b</title></rect>'
-         '<rect x="1" y="2.5" width="3" height="4" fill="url(#p-up)" pointer-events="none"/>'),
+        (
+            '<rect x="1" y="2.5" width="3" height="4" class="f-ink"><title>a&lt;b</title></rect>'
+            '<rect x="1" y="2.5" width="3" height="4" fill="url(#p-up)" pointer-events="none"/>'
+        ),
         '<text x="5" y="8.96" font-size="11" text-anchor="middle" class="f-ink" transform="rotate(-90 5 5)">up</text>',
-        "</g>", "</svg>",
-    ]  # fmt: skip
+        "</g>",
+        "</svg>",
+    ]
     assert "prefers-color-scheme:dark" in canvas.to_svg()

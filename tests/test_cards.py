@@ -48,5 +48,7 @@ def test_an_old_card_is_told_the_wheels_that_drive_it(monkeypatch: pytest.Monkey
 def test_a_card_that_is_too_new_is_told_so() -> None:
     found = undriven("NVIDIA RTX 5090", (12, 0), CU126, "2.8.0+cu126")
     assert found is not None
-    assert found.endswith("has kernels for 5.0 to 9.0; install the wheel for the newest CUDA, or a newer torch, or hide the card "
-                          "(CUDA_VISIBLE_DEVICES)")  # fmt: skip
+    assert found.endswith(
+        "has kernels for 5.0 to 9.0; install the wheel for the newest CUDA, or a newer torch, or hide the card "
+        "(CUDA_VISIBLE_DEVICES)"
+    )

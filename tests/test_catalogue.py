@@ -17,14 +17,8 @@ from tests.support.strategies import make_cluster
 EXAMPLE = Path(__file__).parents[1] / "configs" / "catalogues" / "aws.yaml"
 DOCUMENT: dict[str, Any] = {
     "format": "hetpipe.catalogue/1",
-    "device_types": {
-        "a": {"memory": "4 GiB", "price_per_hour": 3},
-        "b": {"memory": "2 GiB", "price_per_hour": 1},
-    },
-    "templates": {
-        "big": {"devices": {"a": 2, "b": 1}, "link": {"bandwidth": "100 GB/s"}},
-        "small": {"devices": {"b": 2}},
-    },
+    "device_types": {"a": {"memory": "4 GiB", "price_per_hour": 3}, "b": {"memory": "2 GiB", "price_per_hour": 1}},
+    "templates": {"big": {"devices": {"a": 2, "b": 1}, "link": {"bandwidth": "100 GB/s"}}, "small": {"devices": {"b": 2}}},
     "nodes": {"big": "0..2", "small": 1},
     "link": {"bandwidth": "1 GB/s", "latency": "10 us"},
     "links": [{"between": ["small", "big"], "bandwidth": "5 GB/s"}],
@@ -39,10 +33,15 @@ class TestCatalogue:
     def test_a_cluster_of_its_nodes(self) -> None:
         cluster = make().cluster((2, 1))
         assert [(d.id, d.type) for d in cluster.devices] == [
-            ("big-0/0", "a"), ("big-0/1", "a"), ("big-0/2", "b"),
-            ("big-1/0", "a"), ("big-1/1", "a"), ("big-1/2", "b"),
-            ("small-0/0", "b"), ("small-0/1", "b"),
-        ]  # fmt: skip
+            ("big-0/0", "a"),
+            ("big-0/1", "a"),
+            ("big-0/2", "b"),
+            ("big-1/0", "a"),
+            ("big-1/1", "a"),
+            ("big-1/2", "b"),
+            ("small-0/0", "b"),
+            ("small-0/1", "b"),
+        ]
         assert cluster.link_between("big-0", "big-0").bandwidth == 100e9
         assert cluster.link_between("big-0", "big-1").bandwidth == 1e9
         assert cluster.link_between("small-0", "big-1").bandwidth == 5e9
@@ -81,12 +80,14 @@ class TestCatalogue:
             ({"nodes": {"big": "0..70000"}}, "nodes.big.1: Input should be less than or equal to 65536 (got 70000)"),
             ({"nodes": {"big": "0..60000"}}, "nodes: all of them have 180000 devices, the most of a cluster are 65536"),
             ({"nodes": {"big": True}}, "nodes.big"),
-            ({"templates": {"big": {"devices": {"c": 1}}, "small": {"devices": {"b": 1}}}},
-             "template 'big': unknown device type 'c'"),
+            (
+                {"templates": {"big": {"devices": {"c": 1}}, "small": {"devices": {"b": 1}}}},
+                "template 'big': unknown device type 'c'",
+            ),
             ({"links": [{"between": ["big", "huge"], "bandwidth": 1}]}, "links: unknown template 'huge'"),
             ({"templates": {"a/b": {"devices": {"a": 1}}}}, "templates.a/b"),
         ],
-    )  # fmt: skip
+    )
     def test_faults(self, keys: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError) as caught:
             make(**keys)
@@ -112,10 +113,7 @@ class TestClusterAsCatalogue:
 
     def test_links_tell_nodes_apart(self) -> None:
         document = make_cluster([{"a": 1}] * 4).model_dump(mode="json", exclude_none=True)
-        document["links"] = [
-            {"between": ["n0", "n1"], "bandwidth": 5.0},
-            {"between": ["n2", "n2"], "bandwidth": 9.0},
-        ]
+        document["links"] = [{"between": ["n0", "n1"], "bandwidth": 5.0}, {"between": ["n2", "n2"], "bandwidth": 9.0}]
         cluster = Cluster.parse(document, "the test's cluster")
         assert [[node.name for node in group] for group in alike_nodes(cluster)] == [["n0", "n1"], ["n2"], ["n3"]]
         choice = choice_of(cluster)
@@ -143,18 +141,14 @@ class TestLoad:
         unnamed = yaml.safe_load(EXAMPLE.read_text())
         del unnamed["format"]
         (tmp_path / "x.yaml").write_text(yaml.safe_dump(unnamed))
-        with pytest.raises(
-            InputError, match=r"x.yaml: 1 fault\(s\) in this catalogue file\n  format: Field required"
-        ):
+        with pytest.raises(InputError, match=r"x.yaml: 1 fault\(s\) in this catalogue file\n  format: Field required"):
             load_choice(tmp_path / "x.yaml")
         make_cluster([{"a": 1}]).save(tmp_path / "cluster.json")
         assert isinstance(load_choice(tmp_path / "cluster.json"), Cluster)
 
     def test_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "x.yaml").write_text("format: hetpipe.job/1\n")
-        with pytest.raises(
-            InputError, match="'hetpipe.job/1', expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"
-        ):
+        with pytest.raises(InputError, match="'hetpipe.job/1', expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"):
             load_choice(tmp_path / "x.yaml")
 
 

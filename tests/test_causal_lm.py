@@ -31,9 +31,33 @@ from tests.support.zoo import WORDS
 
 import transformers  # isort: skip  # offline, as tests.support.zoo sets it
 
-TYPES = ("bloom", "cohere", "falcon", "gemma2", "gemma3_text", "git", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "granite",
-         "jetmoe", "mamba", "mamba2", "mixtral", "modernbert-decoder", "mpt", "olmoe", "openai-gpt", "phi3", "qwen3_5",
-         "qwen3_moe", "recurrent_gemma", "smollm3", "whisper")  # fmt: skip
+TYPES = (
+    "bloom",
+    "cohere",
+    "falcon",
+    "gemma2",
+    "gemma3_text",
+    "git",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "jetmoe",
+    "mamba",
+    "mamba2",
+    "mixtral",
+    "modernbert-decoder",
+    "mpt",
+    "olmoe",
+    "openai-gpt",
+    "phi3",
+    "qwen3_5",
+    "qwen3_moe",
+    "recurrent_gemma",
+    "smollm3",
+    "whisper",
+)
 
 
 def tiny(kind: str) -> tuple[Any, Any]:
@@ -55,33 +79,45 @@ def test_logits_and_gradients_are_transformers_own_bits(kind: str) -> None:
     assert compare(*tiny(kind)).none
 
 
-@pytest.mark.parametrize(("kind", "reason"), [
-    ("hrm_text", "its layers are not called once each, in their order"),
-    ("glm_moe_dsa", "what layer 1 is given depends on values of the layers before"),
-    ("deepseek_v4", r"layer 0 is given more than features that depend on values \(input_ids\)"),
-    ("blt", "its forward asks for values of tensors, and its layers are found by a run without values"),
-    ("inkling2_text", r"layer 1 is given more than features that depend on values \(argument 1\)"),
-    ("mllama", "not all of its layers are called"),
-    ("rwkv", "its forward changes the values of 'rwkv.blocks.0.attention.output.weight'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("hrm_text", "its layers are not called once each, in their order"),
+        ("glm_moe_dsa", "what layer 1 is given depends on values of the layers before"),
+        ("deepseek_v4", r"layer 0 is given more than features that depend on values \(input_ids\)"),
+        ("blt", "its forward asks for values of tensors, and its layers are found by a run without values"),
+        ("inkling2_text", r"layer 1 is given more than features that depend on values \(argument 1\)"),
+        ("mllama", "not all of its layers are called"),
+        ("rwkv", "its forward changes the values of 'rwkv.blocks.0.attention.output.weight'"),
+    ],
+)
 def test_what_is_no_chain_is_refused_with_the_reason(kind: str, reason: str) -> None:
     model_class, config = tiny(kind)
     with pytest.raises(CannotCutError, match=reason):
         cut(lambda: model_class(config))
 
 
-@pytest.mark.parametrize(("change", "reason"), [
-    ("beside", "a parameter of 'model' is in no layer, and neither before nor after them"),
-    ("between", "something is computed between layers 0 and 1"),
-    ("memory", "what it computes after the last layer depends on more than that layer gives"),
-    ("skipped", "not all of its layers are called"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("beside", "a parameter of 'model' is in no layer, and neither before nor after them"),
+        ("between", "something is computed between layers 0 and 1"),
+        ("memory", "what it computes after the last layer depends on more than that layer gives"),
+        ("skipped", "not all of its layers are called"),
+    ],
+)
 def test_a_forward_that_does_more_is_noticed(change: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model as somebody changed it."""
     model_class, config = tiny("llama")
 
-    def forward(self: Any, input_ids: Any = None, inputs_embeds: Any = None, attention_mask: Any = None, position_ids: Any = None,
-                use_cache: bool = False) -> Any:  # fmt: skip
+    def forward(
+        self: Any,
+        input_ids: Any = None,
+        inputs_embeds: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        use_cache: bool = False,
+    ) -> Any:
         first = hidden = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
@@ -155,7 +191,7 @@ def test_drawing_a_table_draws_no_layer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(model_class, "_init_weights", drawing)
     value = layers[1].values(["normalizer"])["normalizer"]
     assert drawn == ["RecurrentGemmaModel"]
-    assert value == pytest.approx(layers[0].origin.model.config.hidden_size**0.5)
+    assert value == pytest.approx(layers[0].origin.model.config.hidden_size ** 0.5)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "qwen3_moe", "granite", "gpt2"])
@@ -180,8 +216,16 @@ def test_values_come_from_a_folder_by_transformers_own_conversions(kind: str, tm
 
 def test_a_layer_that_is_computed_again_draws_the_same_dropout(tmp_path: Path) -> None:
     """What layers are given is computed once for those that follow each other, and draws no random numbers."""
-    layers = registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4,
-                                          word_embed_proj_dim=32, vocab_size=WORDS, dropout=0.3)  # fmt: skip
+    layers = registry.model("causal_lm")(
+        type="opt",
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        vocab_size=WORDS,
+        dropout=0.3,
+    )
     materialise(layers)
     layers.train()
     hidden = layers[0](torch.randint(WORDS, (2, 7))).detach()
@@ -195,16 +239,19 @@ def test_a_layer_that_is_computed_again_draws_the_same_dropout(tmp_path: Path) -
     assert torch.equal(layers[2](first.clone()), after), "what the layer before left on its output is not needed"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({}, "give either weights, a folder of save_pretrained or a name on Hugging Face, or type"),
-    ({"type": "qwen33"}, r"has no causal language model of type 'qwen33'; did you mean 'qwen3'\?"),
-    ({"type": "qwen3", "extras": ["mask"]}, "unknown extra 'mask'"),
-    ({"type": "qwen3", "hidden_sise": 3}, "has no 'hidden_sise'; did you mean 'hidden_size'"),
-    ({"type": "opt", "layerdrop": 0.1}, "layerdrop is 0.1, which is not supported: layers would be left out at random"),
-    ({"type": "mixtral", "output_router_logits": True}, "output_router_logits is True, which is not supported: the loss"),
-    ({"type": "xmod", "is_decoder": True}, "'xmod' is not cut into layers: .*: Input language unknown"),
-    ({"type": "hrm_text"}, "a model of type 'hrm_text' cannot be cut into layers: its layers are not called once each"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give either weights, a folder of save_pretrained or a name on Hugging Face, or type"),
+        ({"type": "qwen33"}, r"has no causal language model of type 'qwen33'; did you mean 'qwen3'\?"),
+        ({"type": "qwen3", "extras": ["mask"]}, "unknown extra 'mask'"),
+        ({"type": "qwen3", "hidden_sise": 3}, "has no 'hidden_sise'; did you mean 'hidden_size'"),
+        ({"type": "opt", "layerdrop": 0.1}, "layerdrop is 0.1, which is not supported: layers would be left out at random"),
+        ({"type": "mixtral", "output_router_logits": True}, "output_router_logits is True, which is not supported: the loss"),
+        ({"type": "xmod", "is_decoder": True}, "'xmod' is not cut into layers: .*: Input language unknown"),
+        ({"type": "hrm_text"}, "a model of type 'hrm_text' cannot be cut into layers: its layers are not called once each"),
+    ],
+)
 def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((InputError, ValueError), match=message):
         registry.model("causal_lm")(**arguments)
@@ -212,14 +259,29 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 
 def test_a_model_with_few_positions_is_a_chain() -> None:
     """Fewer than the run without values has."""
-    registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
-                                 word_embed_proj_dim=32, vocab_size=WORDS, max_position_embeddings=16)  # fmt: skip
+    registry.model("causal_lm")(
+        type="opt",
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        vocab_size=WORDS,
+        max_position_embeddings=16,
+    )
 
 
 def test_what_a_sample_has_and_nobody_names_is_told() -> None:
     """It was left out in silence."""
-    layers = registry.model("causal_lm")(type="opt", hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
-                                          word_embed_proj_dim=32, vocab_size=WORDS)  # fmt: skip
+    layers = registry.model("causal_lm")(
+        type="opt",
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        vocab_size=WORDS,
+    )
     materialise(layers)
     tokens = torch.randint(WORDS, (2, 7))
     mask, positions = torch.ones_like(tokens), torch.arange(7).expand(2, -1)
@@ -268,11 +330,21 @@ def test_experts_are_traced_and_computed_in_each_type(dtype: torch.dtype) -> Non
 
 def test_how_a_folder_says_it_is_computed_is_nobodys_word(tmp_path: Path) -> None:
     """Some such names fetch code that was compiled elsewhere."""
-    config = transformers.Qwen3Config(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                                      num_key_value_heads=2, head_dim=8, vocab_size=WORDS)  # fmt: skip
+    config = transformers.Qwen3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=WORDS,
+    )
     transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path)
-    told = {**json.loads((tmp_path / "config.json").read_text()), "attn_implementation": "flex_attention",
-            "experts_implementation": "nobodys/kernel"}  # fmt: skip
+    told = {
+        **json.loads((tmp_path / "config.json").read_text()),
+        "attn_implementation": "flex_attention",
+        "experts_implementation": "nobodys/kernel",
+    }
     (tmp_path / "config.json").write_text(json.dumps(told))
     own = registry.model("causal_lm")(weights=str(tmp_path))[0].origin.model.config
     plain = transformers.Qwen3ForCausalLM(config).config

@@ -60,6 +60,7 @@ def missing_tensor(folder: Path) -> None:
 
 def in_another_shard(folder: Path) -> None:
     """The index says so, and the file does not have it."""
+
     def change(content: dict[str, Any]) -> None:
         names = content["weight_map"]
         others = sorted(set(names.values()) - {names["model.norm.weight"]})

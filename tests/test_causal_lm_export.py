@@ -37,9 +37,7 @@ def saved_model(folder: Path, kind: str) -> tuple[Any, Path]:
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 1 << 14], ids=["one file", "some files"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_names_are_those_of_save_pretrained(
-    kind: str, shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_those_of_save_pretrained(kind: str, shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixtral's files hold each expert for itself, and the model's layers all in one tensor; a tied head is not written."""
     monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", shard_bytes)
     reference, saved = saved_model(tmp_path, kind)

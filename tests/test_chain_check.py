@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "tied by a view": (lambda: changed(tied_by_a_view), f"'0.weight' and '1.weight' are two tensors {MEMORY}"),
     "a buffer that is a parameter": (lambda: changed(buffer_of_a_parameter), f"'0.weight' and '1.copy' are two tensors {MEMORY}"),
     "no nn.Sequential": (lambda: nn.Linear(4, 4), "expected an nn.Sequential whose children are the layers, found Linear"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -44,15 +44,20 @@ def wrong(record: Any, **columns: Any) -> str:
 
 def said(
     *contents: str, role: str = "role", content: str = "content", roles: tuple[str, str] = ("user", "assistant")
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     return [{role: roles[i % 2], content: each} for i, each in enumerate(contents)]
 
 
 MARKED: list[tuple[str, Any]] = [
-    ("weight", {"weight": 0}), ("weight as a number", {"weight": 0.0}), ("train", {"train": False}),
-    ("training", {"training": False}), ("trainable", {"trainable": False}), ("loss", {"loss": False}),
-    ("loss_mask", {"loss_mask": 0}), ("loss_weight", {"loss_weight": 0.0}),
-]  # fmt: skip
+    ("weight", {"weight": 0}),
+    ("weight as a number", {"weight": 0.0}),
+    ("train", {"train": False}),
+    ("training", {"training": False}),
+    ("trainable", {"trainable": False}),
+    ("loss", {"loss": False}),
+    ("loss_mask", {"loss_mask": 0}),
+    ("loss_weight", {"loss_weight": 0.0}),
+]
 
 
 @pytest.mark.parametrize("mark", [mark for _, mark in MARKED], ids=[name for name, _ in MARKED])
@@ -70,7 +75,8 @@ def test_marks_of_a_record_are_of_all_its_answers_or_of_each_turn() -> None:
     assert turns({"messages": two, "loss_mask": True}) == [U, A, U, A]
     assert turns({"messages": two, "loss_mask": [0, 0, 0, 1]}) == [U, OFF, U, A]
     assert "loss_mask has 2 marks, and there are 4 turns: give one for each, or one for all" in wrong(
-        {"messages": two, "loss_mask": [0, 1]})  # fmt: skip
+        {"messages": two, "loss_mask": [0, 1]}
+    )
     assert "loss_mask says that turn 1, of the role user, is learned" in wrong({"messages": two, "loss_mask": [1, 1, 1, 1]})
     pair = read({"prompt": "a", "completion": "b", "weight": 0})
     assert isinstance(pair, Pair)
@@ -91,14 +97,17 @@ def test_marks_that_cannot_be_kept_are_refused() -> None:
 SYSTEM = [Turn("system", "Be short."), U, A]
 
 
-@pytest.mark.parametrize("record", [
-    {"system": "Be short.", "conversations": said("Hi", "Yes.", role="from", content="value", roles=("human", "gpt"))},
-    {"system": "Be short.", "messages": said("Hi", "Yes.")},
-    {"system": "Be short.", "messages": [{"role": "system", "content": "Be short. "}, *said("Hi", "Yes.")]},
-    {"system": "Be short.", "instruction": "Hi", "input": "", "output": "Yes."},
-    {"system_prompt": "Be short.", "question": "Hi", "response": "Yes."},
-    {"system": "Be short.", "instruction": "Hi", "output": "Yes.", "history": []},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"system": "Be short.", "conversations": said("Hi", "Yes.", role="from", content="value", roles=("human", "gpt"))},
+        {"system": "Be short.", "messages": said("Hi", "Yes.")},
+        {"system": "Be short.", "messages": [{"role": "system", "content": "Be short. "}, *said("Hi", "Yes.")]},
+        {"system": "Be short.", "instruction": "Hi", "input": "", "output": "Yes."},
+        {"system_prompt": "Be short.", "question": "Hi", "response": "Yes."},
+        {"system": "Be short.", "instruction": "Hi", "output": "Yes.", "history": []},
+    ],
+)
 def test_the_system_of_a_record_is_its_first_turn(record: Any) -> None:
     assert [turn._replace(content=(turn.content or "").strip()) for turn in turns(record)] == SYSTEM
 
@@ -117,24 +126,35 @@ def test_history_comes_before_the_question() -> None:
     assert "history must be a list of pairs of a question and its answer, found ['Hi']" in wrong({**record, "history": ["Hi"]})
 
 
-@pytest.mark.parametrize("record", [
-    {"messages": said("Hi", "Yes.")}, {"conversation": said("Hi", "Yes.", roles=("User", "ASSISTANT"))},
-    {"messages": json.dumps(said("Hi", "Yes."))}, {"dialogue": said("Hi", "Yes.", roles=("human", "Chatbot"))},
-    {"prompt": said("Hi"), "completion": [{"role": "assistant", "content": "Yes."}]},
-    {"prompt": said("Hi"), "completion": "Yes."}, {"question": "Hi", "answer": "Yes."}, {"query": "Hi", "response": "Yes."},
-    {"prompt": "Hi", "response": "Yes."}, {"instruction": "Hi", "input": None, "output": "Yes."},
-    {"input": "Hi", "output": "Yes."},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
-                  {"role": "assistant", "content": "Yes."}]},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": said("Hi", "Yes.")},
+        {"conversation": said("Hi", "Yes.", roles=("User", "ASSISTANT"))},
+        {"messages": json.dumps(said("Hi", "Yes."))},
+        {"dialogue": said("Hi", "Yes.", roles=("human", "Chatbot"))},
+        {"prompt": said("Hi"), "completion": [{"role": "assistant", "content": "Yes."}]},
+        {"prompt": said("Hi"), "completion": "Yes."},
+        {"question": "Hi", "answer": "Yes."},
+        {"query": "Hi", "response": "Yes."},
+        {"prompt": "Hi", "response": "Yes."},
+        {"instruction": "Hi", "input": None, "output": "Yes."},
+        {"input": "Hi", "output": "Yes."},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
+                {"role": "assistant", "content": "Yes."},
+            ]
+        },
+    ],
+    ids=str,
+)
 def test_records_that_are_one_chat(record: Any) -> None:
     assert turns(record) == [U, A]
 
 
 def test_of_a_prompt_of_turns_only_the_completion_is_learned() -> None:
-    assert turns({"prompt": said("Hi", "Yes.", "Hi"), "completion": "Yes."}) == [
-        U, OFF, U, A,
-    ]  # fmt: skip
+    assert turns({"prompt": said("Hi", "Yes.", "Hi"), "completion": "Yes."}) == [U, OFF, U, A]
 
 
 def test_a_prompt_and_its_completion_are_a_text_as_it_is() -> None:
@@ -145,22 +165,47 @@ def test_a_prompt_and_its_completion_are_a_text_as_it_is() -> None:
 
 TOOLS: list[tuple[str, list[Any]]] = [
     ("OpenAI", [{"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "12"}]),
-    ("arguments as a text", [
-        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {
-            "name": "look", "arguments": '{"where": "here"}'}}]},
-        {"role": "tool", "content": "12"}]),
+    (
+        "arguments as a text",
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": '{"where": "here"}'}}],
+            },
+            {"role": "tool", "content": "12"},
+        ],
+    ),
     ("calls as a text", [{"role": "assistant", "tool_calls": json.dumps([CALL])}, {"role": "tool", "content": "12"}]),
-    ("bare calls", [{"role": "assistant", "tool_calls": [{"name": "look", "arguments": {"where": "here"}}]},
-                    {"role": "function", "content": "12"}]),
-    ("the function_call of old", [
-        {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"where": "here"}'}},
-        {"role": "function", "content": "12"}]),
-    ("the function_call of old as a text", [
-        {"role": "assistant", "content": None, "function_call": '{"name": "look", "arguments": {"where": "here"}}'},
-        {"role": "function", "content": "12"}]),
-    ("ShareGPT", [{"from": "function_call", "value": '{"name": "look", "arguments": {"where": "here"}}'},
-                  {"from": "observation", "value": "12"}]),
-]  # fmt: skip
+    (
+        "bare calls",
+        [
+            {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {"where": "here"}}]},
+            {"role": "function", "content": "12"},
+        ],
+    ),
+    (
+        "the function_call of old",
+        [
+            {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": '{"where": "here"}'}},
+            {"role": "function", "content": "12"},
+        ],
+    ),
+    (
+        "the function_call of old as a text",
+        [
+            {"role": "assistant", "content": None, "function_call": '{"name": "look", "arguments": {"where": "here"}}'},
+            {"role": "function", "content": "12"},
+        ],
+    ),
+    (
+        "ShareGPT",
+        [
+            {"from": "function_call", "value": '{"name": "look", "arguments": {"where": "here"}}'},
+            {"from": "observation", "value": "12"},
+        ],
+    ),
+]
 
 
 @pytest.mark.parametrize("both", [both for _, both in TOOLS], ids=[name for name, _ in TOOLS])
@@ -176,22 +221,30 @@ def test_calls_that_cannot_be_read() -> None:
     assert "tool_calls of turn 2 must be a list of mappings, found 3" in of(tool_calls=3)
     assert "turn 2 has a call of a tool without a name: {'function': {}}" in of(tool_calls=[{"function": {}}])
     assert "the arguments of 'look' in turn 2 is a text that is not valid JSON" in of(
-        tool_calls=[{"name": "look", "arguments": "where"}])  # fmt: skip
+        tool_calls=[{"name": "look", "arguments": "where"}]
+    )
     assert "turn 2 has no content that is text: None" in of(content=None)
     assert "function_call of turn 2 is a text that is not valid JSON" in of(content=None, function_call="look")
     assert "it has turn 2 without a content; its keys: ['role', 'text']" in of(text="Yes.")
     assert "tools must be a list of mappings, found ['look']" in wrong({"messages": said("Hi", "Yes."), "tools": ["look"]})
 
 
-@pytest.mark.parametrize(("record", "name"), [
-    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it has ['chosen', 'rejected']: these are preference data (as for DPO)"),
-    ({"messages": said("Hi", "Yes."), "rejected_response": "c"}, "it has ['rejected_response']: these are preference data"),
-    ({"conversations": said("Hi"), "chosen": said("", "b")[1], "rejected": said("", "c")[1]}, "preference data (as for DPO)"),
-    ({"prompt": "a", "completion": "b", "label": False}, "it has label: false: these are preference data (as for KTO)"),
-    ({"messages": said("Hi", "Yes."), "kto_tag": True}, "it has kto_tag: true: these are preference data (as for KTO)"),
-    ({"prompt": "a", "completion": "b", "label": "False"}, "it has label: false: these are preference data (as for KTO)"),
-    ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "these are data of a reward model"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "it has ['chosen', 'rejected']: these are preference data (as for DPO)",
+        ),
+        ({"messages": said("Hi", "Yes."), "rejected_response": "c"}, "it has ['rejected_response']: these are preference data"),
+        ({"conversations": said("Hi"), "chosen": said("", "b")[1], "rejected": said("", "c")[1]}, "preference data (as for DPO)"),
+        ({"prompt": "a", "completion": "b", "label": False}, "it has label: false: these are preference data (as for KTO)"),
+        ({"messages": said("Hi", "Yes."), "kto_tag": True}, "it has kto_tag: true: these are preference data (as for KTO)"),
+        ({"prompt": "a", "completion": "b", "label": "False"}, "it has label: false: these are preference data (as for KTO)"),
+        ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "these are data of a reward model"),
+    ],
+    ids=str,
+)
 def test_preferences_are_refused_by_their_name(record: Any, name: str) -> None:
     assert name in wrong(record)
 
@@ -211,11 +264,13 @@ def test_columns_and_roles_by_other_names() -> None:
     named = {"messages": "talk", "role": "speaker", "content": "says", "user": "customer", "assistant": "agent"}
     assert turns(record, **named) == [U, A]
     assert read({"ask": "Hi", "reply": "Yes.", "prompt": "not it"}, prompt="ask", completion="reply") == Pair(
-        "Hi", "Yes.", unused=("prompt",))  # fmt: skip
+        "Hi", "Yes.", unused=("prompt",)
+    )
     assert turns({"messages": [said("Hi")[0], {**said("", "Yes.")[1], "learn": 0}]}, train="learn") == [U, OFF]
     assert turns({"messages": said("Hi", "Yes."), "weight": 3}, weight="") == [U, A], "a column that is not to be read"
     assert "it has no key completion (nor output, nor answer); its keys: ['ask']; columns: {prompt: ask}" in wrong(
-        {"ask": "Hi"}, prompt="ask")  # fmt: skip
+        {"ask": "Hi"}, prompt="ask"
+    )
 
 
 def test_columns_that_a_job_names_come_before_all_others() -> None:
@@ -243,7 +298,8 @@ def test_a_prompt_that_its_completion_holds_again_does_not_stand_there_twice() -
         "{messages: chosen}"
     )
     assert "the turns of completion hold the prompt again" in wrong(
-        {"prompt": said("Hi"), "completion": [{"role": "system", "content": "Be short."}, *said("Hi", "Yes.")]})  # fmt: skip
+        {"prompt": said("Hi"), "completion": [{"role": "system", "content": "Be short."}, *said("Hi", "Yes.")]}
+    )
     assert turns({"prompt": said("Hi"), "completion": [*said("", "Yes.")[1:], *said("Hi", "Yes.")]}) == [U, A, U, A]
     assert wrong({**better, "chosen": said("", "Yes.")[1:]}).endswith("columns: {completion: chosen}")
     said_so = wrong({"prompt": said("Hi"), "answer": "a"})
@@ -264,23 +320,31 @@ def test_a_turn_has_one_thought() -> None:
     for keys in ({"reasoning_content": "", "reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}):
         assert turns(thought(**keys)) == [U, A._replace(thought="Hm.")]
     assert "turn 2 has several thoughts, {'reasoning': 'Oh.', 'thinking': 'Hm.'}: leave one" in wrong(
-        thought(reasoning="Oh.", thinking="Hm."))  # fmt: skip
+        thought(reasoning="Oh.", thinking="Hm.")
+    )
 
 
 def test_columns_that_cannot_be(tmp_path: Path) -> None:
     folder, file = tokenizer(tmp_path / "words"), lines(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}])
     for columns, what in (
         ({"promt": "a"}, "columns has the unknown name 'promt'; did you mean 'prompt'?"),
-        ("a", "columns must be a mapping, such as"), ({"system": "who"}, "columns.system is 'who', which no record has"),
+        ("a", "columns must be a mapping, such as"),
+        ({"system": "who"}, "columns.system is 'who', which no record has"),
         ({"prompt": 3}, "columns.prompt must be the name of a"),
-    ):  # fmt: skip
+    ):
         assert what in refusal(instructions, file=file, tokenizer=folder, columns=columns)
 
 
 def test_the_kind_of_a_record() -> None:
     plain = Columns()
-    records: list[Any] = [{"messages": []}, {"prompt": [], "completion": "b"}, {"instruction": "a"}, {"answer": "b"},
-                          {"text": "a"}, {"words": "a"}]  # fmt: skip
+    records: list[Any] = [
+        {"messages": []},
+        {"prompt": [], "completion": "b"},
+        {"instruction": "a"},
+        {"answer": "b"},
+        {"text": "a"},
+        {"words": "a"},
+    ]
     kinds = ["chat", "chat", "instructions", "instructions", "text", None]
     assert [kind_of_record(record, plain) for record in records] == kinds
 
@@ -305,8 +369,10 @@ def test_keys_that_nothing_reads_are_told_once(tmp_path: Path, caplog: pytest.Lo
     three["chat_template_kwargs"] = {"deep": True, "wide": True}
     file = lines(tmp_path / "a.jsonl", [one, two, three])
     assert heard(caplog, chat, file=file, tokenizer=folder) == [
-        (f"note: of {file}, nothing reads the keys (each in so many records) id (2), chat_template_kwargs.wide (1), "
-         "rating of a turn (1), source (1)"),
+        (
+            f"note: of {file}, nothing reads the keys (each in so many records) id (2), chat_template_kwargs.wide (1), "
+            "rating of a turn (1), source (1)"
+        )
     ]
     its = AutoTokenizer.from_pretrained(folder)
     data = chat(file, folder, test_fraction=0).train
@@ -318,4 +384,5 @@ def test_keys_that_nothing_reads_are_told_once(tmp_path: Path, caplog: pytest.Lo
 def test_options_of_a_record_that_are_not_its_to_say() -> None:
     for key in ("tools", "conversations", "return_assistant_tokens_mask"):
         assert f"chat_template_kwargs has {key!r}, which is not a record's to say" in wrong(
-            {"messages": said("Hi", "Yes."), "chat_template_kwargs": {key: []}})  # fmt: skip
+            {"messages": said("Hi", "Yes."), "chat_template_kwargs": {key: []}}
+        )

@@ -59,9 +59,7 @@ def test_finds_the_cheapest_subset(deadline: float, monkeypatch: pytest.MonkeyPa
     assert found.step_seconds * found.price_per_hour == pytest.approx(brute(13, deadline))
     assert found.lower_bound_price_per_million_samples is not None
     assert found.lower_bound_price_per_million_samples <= found.price_per_million_samples
-    assert found.gap == pytest.approx(
-        found.price_per_million_samples / found.lower_bound_price_per_million_samples - 1
-    )
+    assert found.gap == pytest.approx(found.price_per_million_samples / found.lower_bound_price_per_million_samples - 1)
 
 
 def test_a_price_per_hour_holds_too() -> None:
@@ -75,14 +73,10 @@ def test_a_price_per_hour_holds_too() -> None:
 def test_what_cannot_be_says_so() -> None:
     machines = make_cluster(NODES, price=PRICE)
     late = make_problem(machines, PROFILE, 13, deadline_seconds_per_step=5.0)
-    with pytest.raises(
-        PartitionError, match="no plan has a step of at most 5.0 s: on all devices it takes at least 21.9"
-    ):
+    with pytest.raises(PartitionError, match="no plan has a step of at most 5.0 s: on all devices it takes at least 21.9"):
         Cheapest(late, every_device).run()
     tight = make_problem(machines, PROFILE, 13, deadline_seconds_per_step=22.0)
-    with pytest.raises(
-        PartitionError, match="was found; the fastest found takes .* s, and none can take less than 21.9"
-    ):
+    with pytest.raises(PartitionError, match="was found; the fastest found takes .* s, and none can take less than 21.9"):
         Cheapest(tight, every_device).run()
 
     def never(problem: Problem) -> Solution:
@@ -106,20 +100,12 @@ def test_nodes_of_two_types_are_taken_whole() -> None:
     machines = make_cluster([{"a": 1, "b": 2}, {"a": 3}], price=PRICE)
     search = Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device)
     assert list(search.counts()) == [(0, 1), (0, 2), (0, 3), (3, 0), (3, 1), (3, 2), (3, 3)]
-    assert [d.id for d in search.subset((3, 2)).problem.cluster.devices] == [
-        "n0/0",
-        "n0/1",
-        "n0/2",
-        "n1/0",
-        "n1/1",
-    ]
+    assert [d.id for d in search.subset((3, 2)).problem.cluster.devices] == ["n0/0", "n0/1", "n0/2", "n1/0", "n1/1"]
 
 
 def test_many_counts_are_thinned() -> None:
     machines = make_cluster([{"a": 64}, {"b": 64}], price=PRICE)
-    found = list(
-        Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device).counts()
-    )
+    found = list(Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device).counts())
     assert 150 < len(found) <= cheapest.SUBSETS
     assert (64, 64) in found
 
@@ -127,15 +113,11 @@ def test_many_counts_are_thinned() -> None:
 @given(groups=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 9)), min_size=1, max_size=14))
 def test_any_counts_are_thinned(groups: list[tuple[str, int]]) -> None:
     """Nodes of any sizes, which are as many groups: at most so many subsets, each another, of a few nodes all there are."""
-    machines = make_cluster(
-        [{kind: 1 + i} for i, (kind, _) in enumerate(groups) for _ in range(groups[i][1])], price=PRICE
-    )
+    machines = make_cluster([{kind: 1 + i} for i, (kind, _) in enumerate(groups) for _ in range(groups[i][1])], price=PRICE)
     search = Cheapest(make_problem(machines, PROFILE, 13, deadline_seconds_per_step=50.0), every_device)
     found, every = list(search.counts()), [search.sizes(group) for group in search.groups]
     assert 0 < len(set(found)) == len(found) <= cheapest.SUBSETS
-    assert all(
-        any(counts) and all(c in own for c, own in zip(counts, every, strict=True)) for counts in found
-    )
+    assert all(any(counts) and all(c in own for c, own in zip(counts, every, strict=True)) for counts in found)
     assert tuple(own[-1] for own in every) in found
 
 

@@ -77,10 +77,7 @@ def test_one_device_goes_on_exactly_with_every_optimizer(tmp_path: Path, name: s
     state = checkpoint.read_state(saved).model_dump(mode="json", exclude={"files", "digest"})
     assert state == {**WHOLE, "step": 3, "tensors": count, "job": None, "data": None, "base_numbers": None}
     steps(again, other, 3, first=3)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 def test_without_the_optimizer_only_the_model_is_read(tmp_path: Path) -> None:
@@ -90,10 +87,7 @@ def test_without_the_optimizer_only_the_model_is_read(tmp_path: Path) -> None:
     saved = checkpoint.save(tmp_path, 1, whole, optimizer, {}, ALONE, keep=1)
     again = net(seed=9)
     checkpoint.load(saved, again, None, ALONE)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize(("capturable", "where"), [(False, "cpu"), (True, "meta")])
@@ -128,9 +122,7 @@ def test_the_newest_are_kept_and_incomplete_ones_are_nothing(tmp_path: Path) -> 
 
 def test_messages(tmp_path: Path) -> None:
     whole = net()
-    saved = checkpoint.save(
-        tmp_path, 1, whole, torch.optim.SGD(whole.parameters(), lr=0.1), {}, ALONE, keep=1
-    )
+    saved = checkpoint.save(tmp_path, 1, whole, torch.optim.SGD(whole.parameters(), lr=0.1), {}, ALONE, keep=1)
     with pytest.raises(InputError, match=r"is of something else; .*\n  '0.weight' has shape \(4, 3\), in the model \(5, 3\)"):
         checkpoint.load(saved, net(width=5), None, ALONE)
     with pytest.raises(InputError, match="it has no '4.weight', which the model has"):
@@ -211,11 +203,7 @@ class Runs:
     def __init__(self, path: Path, **sections: Any) -> None:
         self.folder = Folder(path)
         self.file = self.folder.ready(
-            **{
-                "train": train(steps=9),
-                "checkpoint": {"folder": str(path / "saved"), "every_steps": 2, "keep": 2},
-                **sections,
-            }
+            **{"train": train(steps=9), "checkpoint": {"folder": str(path / "saved"), "every_steps": 2, "keep": 2}, **sections}
         )
         self.model = sections.get("model", {}).get("target", "mlp")
 
@@ -237,20 +225,13 @@ class Runs:
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "CosineAnnealingLR after a warm-up": {},
-    "OneCycleLR, which moves the betas too": {
-        "scheduler": {"name": "OneCycleLR", "max_lr": 0.05, "total_steps": 12}
-    },
-    "no schedule, SGD with momentum": {
-        "scheduler": None,
-        "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
-    },
+    "OneCycleLR, which moves the betas too": {"scheduler": {"name": "OneCycleLR", "max_lr": 0.05, "total_steps": 12}},
+    "no schedule, SGD with momentum": {"scheduler": None, "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9}},
 }
 
 
 @pytest.mark.parametrize("changes", SCHEDULES.values(), ids=SCHEDULES.keys())
-def test_under_the_same_plan_an_interrupted_run_is_the_uninterrupted_one(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_under_the_same_plan_an_interrupted_run_is_the_uninterrupted_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     runs = Runs(tmp_path, model=DROPOUT, train=train(steps=9, **changes))
     truth = runs.uninterrupted()
     first = runs.run("train.steps=4")
@@ -259,14 +240,9 @@ def test_under_the_same_plan_an_interrupted_run_is_the_uninterrupted_one(
     assert (second.first_step, len(second.losses)) == (4, 5)
     assert first.losses + second.losses == truth.losses  # bit for bit
     assert second.evaluation == truth.evaluation
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "saved")] == [
-        "step-00000008",
-        "step-00000009",
-    ]
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "saved")] == ["step-00000008", "step-00000009"]
     assert [line["step"] for line in runs.folder.lines("log/metrics.jsonl")] == [2, 4, 6, 8, 9]
-    assert [line["loss"] for line in runs.folder.lines("log/metrics.jsonl")] == [
-        truth.losses[i - 1] for i in (2, 4, 6, 8, 9)
-    ]
+    assert [line["loss"] for line in runs.folder.lines("log/metrics.jsonl")] == [truth.losses[i - 1] for i in (2, 4, 6, 8, 9)]
     log = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
     done = runs.run()
     assert (done.first_step, done.losses, done.evaluation) == (9, [], truth.evaluation)
@@ -344,8 +320,7 @@ def test_messages_of_a_run_that_cannot_go_on(tmp_path: Path) -> None:
         assert caught.value.resume == "", "not from that one"
         return str(caught.value)
 
-    assert f"checkpoint {saved} was saved with the optimizer AdamW, the job has SGD" in message(
-        "train.optimizer.name=SGD")  # fmt: skip
+    assert f"checkpoint {saved} was saved with the optimizer AdamW, the job has SGD" in message("train.optimizer.name=SGD")
     assert "was saved with the scheduler CosineAnnealingLR, the job has None" in message("train.scheduler=")
     assert "is of other data: there were 50 samples to train on, and there are 60. Set back" in message("data.args.samples=60")
     assert "checkpoint.resume is false, but" in message("checkpoint.resume=false")

@@ -140,10 +140,17 @@ def frozen(dtype: torch.dtype = torch.float64, **options: Any) -> Head:
     return head
 
 
-@pytest.mark.parametrize(("kind", "forward", "backward"), [
-    ("frozen", 2, 0), ("trained", 1, 3), ("only the bias trains", 1, 2), ("float32 weight of bfloat16 features", 1, 2),
-    ("no gradient is wanted", 1, None), ("features want none", 1, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward"),
+    [
+        ("frozen", 2, 0),
+        ("trained", 1, 3),
+        ("only the bias trains", 1, 2),
+        ("float32 weight of bfloat16 features", 1, 2),
+        ("no gradient is wanted", 1, None),
+        ("features want none", 1, None),
+    ],
+)
 def test_how_many_products_there_are(kind: str, forward: int, backward: int | None) -> None:
     """In one chunk. Where the head is frozen, the features' gradient is made in forward, if anything wants it."""
     head = Head() if kind == "trained" else frozen()
@@ -167,10 +174,17 @@ def test_how_many_products_there_are(kind: str, forward: int, backward: int | No
 
 @pytest.mark.parametrize("chunk", [7, 100])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("dtype", "autocast"), [
-    (torch.float64, None), (torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None),
-    (torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [
+        (torch.float64, None),
+        (torch.float32, None),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, None),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float16),
+    ],
+)
 def test_a_gradient_made_in_forward_is_as_near(
     dtype: torch.dtype, autocast: torch.dtype | None, bias: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,9 +49,7 @@ def test_plan_takes_a_partitioner_a_schedule_and_a_price(run: Command, folder: F
     options = ("plan", *PLANNING, "--global-batch", 12, "--json")
     even = json.loads(run(*options, "--partitioner", "even").out)
     assert even["partitioner"] == "even"
-    assert (
-        json.loads(run(*options, "--schedule", "gpipe", "--partitioner", "chain").out)["schedule"] == "gpipe"
-    )
+    assert json.loads(run(*options, "--schedule", "gpipe", "--partitioner", "chain").out)["schedule"] == "gpipe"
     one = json.loads(run(*options, "--max-price-per-hour", 1.5).out)
     assert one["predicted"]["price_per_hour"] <= 1.5
     assert "recompute" not in run("plan", *PLANNING, "--global-batch", 12, "--no-recompute").out.lower()
@@ -79,7 +77,8 @@ def test_simulate_prints_a_gantt_or_json_and_writes_a_trace(run: Command, folder
         assert idle / found["step_seconds"] == pytest.approx(found["bubble_fraction"][device], abs=1e-9)
         assert f"{human_bytes(peak)} of 1.00 GiB" in row
     assert found["step_seconds"] == pytest.approx(
-        found["pipeline_seconds"] + found["gradient_sync_seconds"] + found["optimizer_seconds"])  # fmt: skip
+        found["pipeline_seconds"] + found["gradient_sync_seconds"] + found["optimizer_seconds"]
+    )
     assert set(found["peak_bytes"]) == set(found["bubble_fraction"]) == {"n0/0", "n0/1", "n1/0"}
 
 
@@ -143,7 +142,7 @@ def test_anything_else_ends_with_1_the_line_that_raised_it_and_the_message(
     found = run("train", "job.yaml")
     assert found.code == 1
     line, message = found.err.splitlines()[-2:]
-    assert 'test_cli.py:' in line
+    assert "test_cli.py:" in line
     assert 'in broken: raise ZeroDivisionError("of us all")' in line
     assert line.endswith("(HETPIPE_LOG=debug shows the whole traceback)")
     assert message == "error: ZeroDivisionError: of us all"
@@ -152,9 +151,7 @@ def test_anything_else_ends_with_1_the_line_that_raised_it_and_the_message(
     assert "Traceback" in run("train", "job.yaml").err
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(
-    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_with_130_and_no_traceback(run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -195,11 +192,7 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
         assert "Traceback" not in said.err
 
     wrong(2, "unknown model 'mlpp'; did you mean 'mlp'?", "model.name=mlpp")
-    wrong(
-        2,
-        "data 'cifar10': cifar10: cannot read the folder nowhere: No such",
-        "data={name: cifar10, args: {folder: nowhere}}",
-    )
+    wrong(2, "data 'cifar10': cifar10: cannot read the folder nowhere: No such", "data={name: cifar10, args: {folder: nowhere}}")
     wrong(2, "cannot write into the folder job.yaml: Not a directory", "log.folder=job.yaml")
     folder.cluster(2, memory="1 KiB")
     wrong(3, "no plan fits the memory of the cluster: layer 1 ('block0') alone needs 36624 bytes on a 'cpu'")
@@ -207,13 +200,9 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
 
 def test_the_installed_command_finds_a_user_s_module_in_the_current_folder(folder: Folder) -> None:
     """A console script's sys.path begins with its own folder, not with the current one."""
-    (folder.path / "mynet.py").write_text(
-        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Linear(8, 4))\n"
-    )
+    (folder.path / "mynet.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Linear(8, 4))\n")
     once = {"microbatch_sizes": [1], "repeats": 1, "cache": "cache"}
-    folder.job(
-        model={"target": "mynet:build"}, cluster=None, profile=None, plan=None, log=None, profiler=once
-    )
+    folder.job(model={"target": "mynet:build"}, cluster=None, profile=None, plan=None, log=None, profiler=once)
     script = folder.path / "bin" / "hetpipe"
     script.parent.mkdir()
     script.write_text("from hetpipe.cli.commands import main\nif __name__ == '__main__':\n    main()\n")
@@ -310,9 +299,11 @@ def test_nodes_without_a_link_are_told(run: Command, folder: Folder) -> None:
     folder.write("cluster.yaml", cluster)
     said = "note: n0 has several devices and no 'link', so what joins nodes (1 GB/s) is taken for what joins its devices"
     for arguments in (
-        ("plan", *PLANNING, "--global-batch", 12), ("plan", *PLANNING, "--global-batch", 12, "--pareto"),
-        ("simulate", "--plan", "plan.json", *PLANNING), ("show", "plan.json", *PLANNING),
-    ):  # fmt: skip
+        ("plan", *PLANNING, "--global-batch", 12),
+        ("plan", *PLANNING, "--global-batch", 12, "--pareto"),
+        ("simulate", "--plan", "plan.json", *PLANNING),
+        ("show", "plan.json", *PLANNING),
+    ):
         found = run(*arguments)
         assert (found.code, found.err.count(said)) == (0, 1), arguments
     profile = folder.read("profile.json")

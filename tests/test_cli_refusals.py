@@ -94,10 +94,7 @@ WRONG = [
     (unknown_data, "unknown data 'text5'; did you mean 'text'? known: "),
     (wrong_key, "top level: unknown key 'trian'; did you mean 'train'?"),
     (wrong_key_inside, "train: unknown key 'optimiser'; did you mean 'optimizer'?"),
-    (
-        other_cluster,
-        "it was made for another cluster: the cluster has no device 'n1/0'; did you mean 'n0/0'?",
-    ),
+    (other_cluster, "it was made for another cluster: the cluster has no device 'n1/0'; did you mean 'n0/0'?"),
     (uncovered, "stage 1 has layers [5, 6), expected a range that starts at 4 and is not empty"),
     (other_batch, "its global batch is 12, but 16 is asked for (train.global_batch or --global-batch)"),
     (wrong_sum, "the micro-batches of all replicas sum to 12 samples, but global_batch is 13"),
@@ -112,11 +109,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG, ids=[spoil.__name__ for spoil, _ in WRONG])
 def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
-    run: Command,
-    folder: Folder,
-    monkeypatch: pytest.MonkeyPatch,
-    spoil: Callable[[Folder], None],
-    message: str,
+    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Folder], None], message: str
 ) -> None:
     spoil(folder)
     monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
@@ -137,15 +130,9 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
         (("train", "job.yaml", "--set", "train.steps"), "write key=value, for example train.steps=50"),
         (("train", "job.yaml", "--plan", "other.json"), "cannot read other.json: No such file or directory"),
         (("train", "cluster.yaml"), "its format is 'hetpipe.cluster/1', expected 'hetpipe.job/1'"),
-        (
-            ("plan", *PLANNING, "--global-batch", "12", "--partitioner", "evn"),
-            "unknown partitioner 'evn'; did you mean 'even'?",
-        ),
+        (("plan", *PLANNING, "--global-batch", "12", "--partitioner", "evn"), "unknown partitioner 'evn'; did you mean 'even'?"),
         (("plan", *PLANNING, "--global-batch", "12", "--csv", "x.csv"), "--csv and --plans are for fronts: plan over all"),
-        (
-            ("plan", "--profile", "job.yaml", "--cluster", "cluster.yaml", "--global-batch", "1"),
-            "expected 'hetpipe.profile/1'",
-        ),
+        (("plan", "--profile", "job.yaml", "--cluster", "cluster.yaml", "--global-batch", "1"), "expected 'hetpipe.profile/1'"),
         (("simulate", "--plan", "profile.json", *PLANNING), "expected 'hetpipe.plan/1'"),
         (("show", "nowhere.json"), "cannot read nowhere.json: No such file or directory"),
         (("show", "plan.json", "-o", "plan.jpeg"), "plan.jpeg"),
@@ -154,15 +141,10 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
             ("plan", *PLANNING, "--global-batch", "12", "-o", "job.yaml/x/plan.json"),
             "cannot write plan.json into the folder job.yaml/x: Not a directory",
         ),
-        (
-            ("schema", "plans"),
-            "unknown format 'plans'; did you mean 'plan'? known: cluster, profile, plan, job",
-        ),
+        (("schema", "plans"), "unknown format 'plans'; did you mean 'plan'? known: cluster, profile, plan, job"),
     ],
 )
-def test_wrong_arguments_end_with_2(
-    run: Command, folder: Folder, arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_arguments_end_with_2(run: Command, folder: Folder, arguments: tuple[str, ...], message: str) -> None:
     found = run(*arguments)
     assert (found.code, found.out) == (2, "")
     assert message in found.err
@@ -179,30 +161,21 @@ def test_wrong_arguments_end_with_2(
         (("train",), "Missing argument"),
     ],
 )
-def test_wrong_usage_ends_with_2(
-    run: Command, folder: Folder, arguments: tuple[str, ...], message: str
-) -> None:
+def test_wrong_usage_ends_with_2(run: Command, folder: Folder, arguments: tuple[str, ...], message: str) -> None:
     found = run(*arguments)
     assert (found.code, found.out) == (2, "")
     assert message in found.err
 
 
-def test_several_nodes_of_gpus_need_torchrun(
-    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_nodes_of_gpus_need_torchrun(run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one machine, local rank 0 of each node would get the same GPU."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     found = run("train", "job.yaml")
     assert found.code == 2
-    assert (
-        "real devices on the nodes ['n0', 'n1'], and this is one machine: start the command under torchrun"
-        in found.err
-    )
+    assert "real devices on the nodes ['n0', 'n1'], and this is one machine: start the command under torchrun" in found.err
 
 
-def test_a_plan_for_another_cluster_or_without_links_cannot_be_simulated(
-    run: Command, folder: Folder
-) -> None:
+def test_a_plan_for_another_cluster_or_without_links_cannot_be_simulated(run: Command, folder: Folder) -> None:
     no_links(folder)
     found = run("simulate", "--plan", "plan.json", *PLANNING)
     assert found.code == 2

@@ -96,8 +96,10 @@ def test_a_search_that_python_and_numba_run_by_turns_finds_the_same(seed: int, m
 
 def halving(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     """A module of a compiled function, kept in no other test, and what makes it ready."""
-    text = ("from hetpipe.predict.compiled import compiled, once, get_ready\n\n\n@compiled\ndef half(x):\n    return x / 2\n"
-            "\n\n@once\ndef ready():\n    get_ready(lambda: half(2.0))\n")  # fmt: skip
+    text = (
+        "from hetpipe.predict.compiled import compiled, once, get_ready\n\n\n@compiled\ndef half(x):\n    return x / 2\n"
+        "\n\n@once\ndef ready():\n    get_ready(lambda: half(2.0))\n"
+    )
     (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -128,9 +130,7 @@ def test_the_process_beside_ends_with_what_started_it(tmp_path: Path, monkeypatc
     compiled.stop_compiling()
 
 
-def test_python_runs_a_function_until_that_took_as_long_as_compiling_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_runs_a_function_until_that_took_as_long_as_compiling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process is compiling, Python goes on to run, unless a call alone would take longer than to wait."""
     function, begun = halving(tmp_path, monkeypatch, "halving_python"), list[str]()
     monkeypatch.setattr(compiled, "LOOK_SECONDS", 0.0)
@@ -150,9 +150,11 @@ def test_python_runs_a_function_until_that_took_as_long_as_compiling_it(
 
 def test_numbers_that_stand_in_the_code_compile_nothing_more(tmp_path: Path) -> None:
     path = tmp_path / "counting.py"
-    path.write_text("from hetpipe.predict.compiled import compiled\n\n\n@compiled\ndef more(x):\n    return x + 1\n"
-                    "\n\n@compiled\ndef count(n):\n    found = 0\n    for _ in range(n):\n        found = more(found)\n"
-                    "    return found + more(-1)\n")  # fmt: skip
+    path.write_text(
+        "from hetpipe.predict.compiled import compiled\n\n\n@compiled\ndef more(x):\n    return x + 1\n"
+        "\n\n@compiled\ndef count(n):\n    found = 0\n    for _ in range(n):\n        found = more(found)\n"
+        "    return found + more(-1)\n"
+    )
     module = loaded(path)
     assert module.count.by_numba(3) == 3
     assert len(module.more.by_numba.signatures) == 1

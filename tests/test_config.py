@@ -35,17 +35,8 @@ def read(folder: Path, text: str, *settings: str) -> Job:
 def test_what_is_left_out_has_its_documented_value() -> None:
     found = job()
     assert (found.loss.name, found.loss.weight, found.loss.ignore_index) == ("cross_entropy", "samples", -100)
-    assert (found.plan.partitioner, found.plan.schedule, found.plan.backend, found.plan.file) == (
-        "auto",
-        "auto",
-        "torch",
-        None,
-    )
-    assert (found.train.optimizer.name, found.train.optimizer.arguments, found.train.scheduler) == (
-        "AdamW",
-        {},
-        None,
-    )
+    assert (found.plan.partitioner, found.plan.schedule, found.plan.backend, found.plan.file) == ("auto", "auto", "torch", None)
+    assert (found.train.optimizer.name, found.train.optimizer.arguments, found.train.scheduler) == ("AdamW", {}, None)
     assert (found.train.dtype, found.train.seed, found.train.clip_norm) == ("float32", 0, None)
     assert found.profiler.microbatch_sizes == (1, 2, 4, 8)
     assert (found.cluster, found.profile, found.checkpoint, found.log) == (None, None, None, None)
@@ -53,8 +44,14 @@ def test_what_is_left_out_has_its_documented_value() -> None:
 
 
 def test_torch_names_keep_their_arguments() -> None:
-    found = job(train={"global_batch": 8, "epochs": 2, "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
-                       "scheduler": {"name": "StepLR", "step_size": 3, "warmup_steps": 2}})  # fmt: skip
+    found = job(
+        train={
+            "global_batch": 8,
+            "epochs": 2,
+            "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
+            "scheduler": {"name": "StepLR", "step_size": 3, "warmup_steps": 2},
+        }
+    )
     assert found.train.optimizer.arguments == {"lr": 0.1, "momentum": 0.9}
     assert found.train.scheduler is not None
     assert (found.train.scheduler.arguments, found.train.scheduler.warmup_steps) == ({"step_size": 3}, 2)
@@ -107,7 +104,7 @@ def test_torch_names_keep_their_arguments() -> None:
         ({"format": "hetpipe.plan/1"}, "its format is 'hetpipe.plan/1', expected 'hetpipe.job/1'"),
         ({"train": [1, 2]}, "train: Input should be a valid dictionary or instance of TrainSection"),
     ],
-)  # fmt: skip
+)
 def test_message(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         job(**sections)
@@ -125,8 +122,16 @@ def test_all_faults_are_reported_at_once() -> None:
 
 def test_settings_change_keys_at_any_depth(tmp_path: Path) -> None:
     text = yaml.safe_dump(MINIMAL)
-    found = read(tmp_path, text, "train.steps=50", "train.optimizer.name=SGD", "train.optimizer.lr=1e-3", "model.args.layers=2",
-                 "log.folder=runs/x", "profiler.microbatch_sizes=[1, 3]")  # fmt: skip
+    found = read(
+        tmp_path,
+        text,
+        "train.steps=50",
+        "train.optimizer.name=SGD",
+        "train.optimizer.lr=1e-3",
+        "model.args.layers=2",
+        "log.folder=runs/x",
+        "profiler.microbatch_sizes=[1, 3]",
+    )
     assert found.train.steps == 50
     assert (found.train.optimizer.name, found.train.optimizer.arguments) == ("SGD", {"lr": 0.001})
     assert found.model.args == {"layers": 2}
@@ -146,10 +151,7 @@ def test_an_empty_setting_takes_a_key_away(tmp_path: Path) -> None:
         ("train.steps", "cannot read the setting 'train.steps'; write key=value, for example train.steps=50"),
         ("=5", "cannot read the setting '=5'"),
         ("train.steps=[1", "cannot read the value of the setting 'train.steps=[1'"),
-        (
-            "train.steps.more=1",
-            "the setting 'train.steps.more=1' goes into 'steps', which is 5 and has no keys",
-        ),
+        ("train.steps.more=1", "the setting 'train.steps.more=1' goes into 'steps', which is 5 and has no keys"),
         ("train.stepz=1", "unknown key 'stepz'; did you mean 'steps'?"),
         ("trian.steps=1", "unknown key 'trian'; did you mean 'train'?"),
         ("train.steps=many", "train.steps: Input should be a valid integer"),

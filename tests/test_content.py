@@ -155,70 +155,142 @@ CHANGES = {
     "one chat more": Change("there were 12 samples to train on, and there are 13", written(lambda r: r.append(r[0]))),
     "a chat twice, another gone": Change(OTHERS, written(lambda r: r.__setitem__(4, r[5]))),
     "an answer is not learned": Change(OTHERS, written(lambda r: r[7]["messages"][1].update(weight=0))),
-    "an answer that is not learned, at the end": Change(SAME, written(lambda r: r[6]["messages"].extend(
-        [{"role": "user", "content": "and?"}, {"role": "assistant", "content": "No.", "weight": 0}]))),
+    "an answer that is not learned, at the end": Change(
+        SAME,
+        written(
+            lambda r: r[6]["messages"].extend(
+                [{"role": "user", "content": "and?"}, {"role": "assistant", "content": "No.", "weight": 0}]
+            )
+        ),
+    ),
     "a system prompt": Change(OTHERS, written(lambda r: r[0]["messages"].insert(0, {"role": "system", "content": "well"}))),
     "keys that nobody reads": Change("note: of chats.jsonl, nothing reads the keys (each in so many", written(annotated)),
     "spaces between keys": Change(SAME, spaced),
     "the file was moved": Change(
-        ("note: data.args.file was 'chats.jsonl', is 'others.jsonl'", "note: data.args.file was 'chats.jsonl'", SAME), moved,
-        {"data": ("others.jsonl",)}, ("data.args.file=others.jsonl",), {"file": "others.jsonl"}),
+        ("note: data.args.file was 'chats.jsonl', is 'others.jsonl'", "note: data.args.file was 'chats.jsonl'", SAME),
+        moved,
+        {"data": ("others.jsonl",)},
+        ("data.args.file=others.jsonl",),
+        {"file": "others.jsonl"},
+    ),
     "two words changed their numbers": Change("the tokenizer is another", in_file("tokenizer.json", swapped)),
     "a special token more": Change("the tokenizer is another", in_file("tokenizer.json", joined)),
     "what the tokenizer is called": Change(SAME, in_file("tokenizer_config.json", lambda c: c.update(name_or_path="it"))),
     "the template begins otherwise": Change("the template of chats is another", in_template("{% for", "Hello{% for")),
     "the template in other words": Change("the template of chats is another", in_template("{% for", "{# #}{% for")),
     "one row of the base": Change((ROW, ROW, "was saved with adapters of the model "), one_row, loop={"seed": 1}),
-    "how the base computes": Change(
-        (EPSILON, EPSILON, SAME), in_file("config.json", lambda c: c.update(rms_norm_eps=0.01))),
+    "how the base computes": Change((EPSILON, EPSILON, SAME), in_file("config.json", lambda c: c.update(rms_norm_eps=0.01))),
     "samples were cut": Change(
-        "there were 12 samples to train on, and there are ", bool, {"length": 16}, ("data.args.length=16",), {"length": 16}),
+        "there were 12 samples to train on, and there are ", bool, {"length": 16}, ("data.args.length=16",), {"length": 16}
+    ),
     "a limit that cuts nothing": Change(
-        ("note: data.args.length was", "note: data.args.length was", SAME), bool, {"length": 250}, ("data.args.length=250",),
-        {"length": 250}),
+        ("note: data.args.length was", "note: data.args.length was", SAME),
+        bool,
+        {"length": 250},
+        ("data.args.length=250",),
+        {"length": 250},
+    ),
     "packed": Change(
-        "there were 12 samples to train on, and there are ", bool, {"settings": ("data.args.pack=true",)},
-        ("data.args.pack=true",), {"pack": True}),
+        "there were 12 samples to train on, and there are ",
+        bool,
+        {"settings": ("data.args.pack=true",)},
+        ("data.args.pack=true",),
+        {"pack": True},
+    ),
     "some are held out": Change(
-        "there were 12 samples to train on, and there are 9", bool, {"settings": ("data.args.test_fraction=0.25",)},
-        ("data.args.test_fraction=0.25",), {"test_fraction": 0.25}),
+        "there were 12 samples to train on, and there are 9",
+        bool,
+        {"settings": ("data.args.test_fraction=0.25",)},
+        ("data.args.test_fraction=0.25",),
+        {"test_fraction": 0.25},
+    ),
     "the last answers only": Change(OTHERS, bool, {"turns": "last"}, ("data.args.turns=last",), {"turns": "last"}),
     "all answers, said by name": Change(
-        ("note: data.args.turns was None, is 'all'", "note: data.args.turns was None, is 'all'", SAME), bool, {"turns": "all"},
-        ("data.args.turns=all",), {"turns": "all"}),
-    "another rank": Change(("adapter.r was 4, is 8", "adapter.r was 4, is 8", "r was 4, is 8"), bool, {"lora": "r=8"},
-                           ("adapter.r=8",), {"r": 8}),
+        ("note: data.args.turns was None, is 'all'", "note: data.args.turns was None, is 'all'", SAME),
+        bool,
+        {"turns": "all"},
+        ("data.args.turns=all",),
+        {"turns": "all"},
+    ),
+    "another rank": Change(
+        ("adapter.r was 4, is 8", "adapter.r was 4, is 8", "r was 4, is 8"), bool, {"lora": "r=8"}, ("adapter.r=8",), {"r": 8}
+    ),
     "another dropout": Change(
-        ("note: adapter.dropout was 0.0, is 0.1", "adapter.dropout was 0.0, is 0.1", "note: the model's modules"), bool,
-        {"lora": "r=4,dropout=0.1"}, ("adapter.dropout=0.1",), {"dropout": 0.1}),
-    "another rate": Change(("train.optimizer.lr was 0.0002, is 0.001", "train.optimizer.lr was 0.0002, is 0.001",
-                            "note: optimizer.lr was 0.0002, is 0.001"), bool, {"rate": 1e-3}, ("train.optimizer.lr=0.001",),
-                           {"lr": 1e-3}),
+        ("note: adapter.dropout was 0.0, is 0.1", "adapter.dropout was 0.0, is 0.1", "note: the model's modules"),
+        bool,
+        {"lora": "r=4,dropout=0.1"},
+        ("adapter.dropout=0.1",),
+        {"dropout": 0.1},
+    ),
+    "another rate": Change(
+        (
+            "train.optimizer.lr was 0.0002, is 0.001",
+            "train.optimizer.lr was 0.0002, is 0.001",
+            "note: optimizer.lr was 0.0002, is 0.001",
+        ),
+        bool,
+        {"rate": 1e-3},
+        ("train.optimizer.lr=0.001",),
+        {"lr": 1e-3},
+    ),
     "another optimizer": Change(
-        ("saved with the optimizer AdamW, the job has SGD", "train.optimizer.name was 'AdamW', is 'SGD'",
-         "optimizer was 'AdamW', is 'SGD'"), bool, {"settings": ("train.optimizer.name=SGD",)}, ("train.optimizer.name=SGD",),
-        {"optimizer": "SGD"}),
-    "another batch": Change(("note: train.global_batch was 4, is 6", "train.global_batch was 4, is 6",
-                             "note: global_batch was 4, is 6"), bool, {"global_batch": 6}, ("train.global_batch=6",),
-                            {"global_batch": 6}),
+        (
+            "saved with the optimizer AdamW, the job has SGD",
+            "train.optimizer.name was 'AdamW', is 'SGD'",
+            "optimizer was 'AdamW', is 'SGD'",
+        ),
+        bool,
+        {"settings": ("train.optimizer.name=SGD",)},
+        ("train.optimizer.name=SGD",),
+        {"optimizer": "SGD"},
+    ),
+    "another batch": Change(
+        ("note: train.global_batch was 4, is 6", "train.global_batch was 4, is 6", "note: global_batch was 4, is 6"),
+        bool,
+        {"global_batch": 6},
+        ("train.global_batch=6",),
+        {"global_batch": 6},
+    ),
     "another loss": Change(
-        ("note: loss.fused was 'auto', is False", "loss.fused was 'auto', is False",
-         "note: loss was 'cross_entropy', is 'cross_entropy(label_smoothing=0.1)'"), bool, {"settings": ("loss.fused=false",)},
-        ("loss.fused=false",), {"loss": partial(nn.functional.cross_entropy, label_smoothing=0.1)}),
-}  # fmt: skip
+        (
+            "note: loss.fused was 'auto', is False",
+            "loss.fused was 'auto', is False",
+            "note: loss was 'cross_entropy', is 'cross_entropy(label_smoothing=0.1)'",
+        ),
+        bool,
+        {"settings": ("loss.fused=false",)},
+        ("loss.fused=false",),
+        {"loss": partial(nn.functional.cross_entropy, label_smoothing=0.1)},
+    ),
+}
 
 
 class Kept:
     """A folder with a run that has two steps done, and a loop of one's own; each test has a copy."""
 
     options: ClassVar[dict[str, Any]] = {
-        "model": "tiny", "data": ("chats.jsonl",), "global_batch": 4, "lora": "r=4", "length": 200, "epochs": 2,
+        "model": "tiny",
+        "data": ("chats.jsonl",),
+        "global_batch": 4,
+        "lora": "r=4",
+        "length": 200,
+        "epochs": 2,
         "settings": ("data.args.pack=false", "data.args.test_fraction=0"),
-    }  # fmt: skip
+    }
     arguments: ClassVar[dict[str, Any]] = {
-        "file": "chats.jsonl", "length": 200, "pack": False, "test_fraction": 0.0, "turns": "auto", "lr": 2e-4, "r": 4,
-        "optimizer": "AdamW", "global_batch": 4, "loss": cross_entropy, "seed": 0, "dropout": 0.0,
-    }  # fmt: skip
+        "file": "chats.jsonl",
+        "length": 200,
+        "pack": False,
+        "test_fraction": 0.0,
+        "turns": "auto",
+        "lr": 2e-4,
+        "r": 4,
+        "optimizer": "AdamW",
+        "global_batch": 4,
+        "loss": cross_entropy,
+        "seed": 0,
+        "dropout": 0.0,
+    }
 
     def make(self) -> None:
         """In the current folder."""
@@ -314,8 +386,12 @@ def test_a_loop_that_does_not_say_its_data_is_told_so(origin: Path, monkeypatch:
         engine = hetpipe.wrap(net, make_plan([{"cuts": [2], "sizes": [4]}]), torch.zeros(1, 8), mse)
         optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
         rows = TensorDataset(torch.zeros(9, 8), torch.zeros(9, 4))
-        for saved, loaded, told in ((None, None, "save_checkpoint and load_checkpoint"), (rows, None, "load_checkpoint"),
-                                    (None, rows, "save_checkpoint"), (rows, rows, None)):  # fmt: skip
+        for saved, loaded, told in (
+            (None, None, "save_checkpoint and load_checkpoint"),
+            (rows, None, "load_checkpoint"),
+            (None, rows, "save_checkpoint"),
+            (rows, rows, None),
+        ):
             hetpipe.save_checkpoint(engine, optimizer, "silent", 1, data=saved)
             capfd.readouterr()
             hetpipe.load_checkpoint(engine, optimizer, "silent", data=loaded)
@@ -333,8 +409,7 @@ def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, mo
         optimizer = torch.optim.SGD(engine.parameters(), lr=0.1)
         job = {"train.optimizer.name": "SGD", "train.optimizer.lr": 0.1, "train.global_batch": 6, "train.seed": engine.seed}
         unscheduled: dict[str, Any] = {"scheduler": None, "scheduler_state": None, "scheduled": []}
-        state = {**STATE, **unscheduled, "optimizer": "SGD",
-                 "data": content_of(rows, {}).model_dump(mode="json"), "job": job}  # fmt: skip
+        state = {**STATE, **unscheduled, "optimizer": "SGD", "data": content_of(rows, {}).model_dump(mode="json"), "job": job}
         checkpoint.save("of-a-job", 7, engine.stage, optimizer, state, engine.world, keep=1)
         with pytest.raises(InputError, match=r"is of other data: sample 0 is another. Set back what has changed to go on, or"):
             hetpipe.load_checkpoint(engine, optimizer, "of-a-job", data=others)

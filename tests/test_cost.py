@@ -24,9 +24,7 @@ FROZEN = [layer | {"trained_bytes": 0} for layer in LAYERS[:2]] + LAYERS[2:]
 
 
 def costs(layers: list[dict[str, Any]] | None = None, **cluster: Any) -> Costs:
-    profile = make_profile(
-        {"a": [1.0, 2.0, 4.0]}, sizes=(1, 2, 4), layers=layers or LAYERS, fixed=0.5, optimizer=0.1
-    )
+    profile = make_profile({"a": [1.0, 2.0, 4.0]}, sizes=(1, 2, 4), layers=layers or LAYERS, fixed=0.5, optimizer=0.1)
     return Costs(profile, make_cluster([{"a": 2}, {"a": 2}], **cluster))
 
 
@@ -44,10 +42,7 @@ class TestSeconds:
         assert costs().stage_seconds("a", 1, 3, 1, recompute=True) == (6.0, 18.0)
 
     def test_each_action_has_the_overhead_once(self) -> None:
-        assert costs(overhead={"action_seconds": 0.5}).stage_seconds("a", 0, 1, 1, recompute=True) == (
-            1.5,
-            3.5,
-        )
+        assert costs(overhead={"action_seconds": 0.5}).stage_seconds("a", 0, 1, 1, recompute=True) == (1.5, 3.5)
 
     def test_linear_between_measured_sizes_and_beyond(self) -> None:
         """Half of the time is fixed: 1, 1.5, 2, 2.5 for 1 to 4 samples."""
@@ -122,10 +117,7 @@ class TestMemory:
         assert (again.held_per_sample, again.transient_per_sample) == (20 + 5 + 10, 40 + 10)
 
     def test_tied_parameters_in_one_stage_count_once(self) -> None:
-        tied = [
-            layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer
-            for i, layer in enumerate(LAYERS)
-        ]
+        tied = [layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer for i, layer in enumerate(LAYERS)]
         assert costs(tied).parameter_bytes("a", 0, 3) == (500, 500)
         assert costs(tied).parameter_bytes("a", 0, 2) == (300, 300)
 
@@ -152,14 +144,14 @@ class TestMemory:
         """The greatest window of consecutive micro-batches, wherever it lies; a depth of more than there are is all of them."""
         cases = {
             (4, 4, 3): {1: 4, 2: 8, 3: 11, 9: 11},  # the first one
-            (1, 4, 4): {1: 4, 2: 8, 3: 9, 4: 9},    # the last one
+            (1, 4, 4): {1: 4, 2: 8, 3: 9, 4: 9},  # the last one
             (1, 2, 3, 4): {1: 4, 2: 7, 3: 9, 4: 10},
-            (1, 5, 5, 1): {1: 5, 2: 10, 3: 11},     # in the middle
+            (1, 5, 5, 1): {1: 5, 2: 10, 3: 11},  # in the middle
             (5, 1, 1, 5): {1: 5, 2: 6, 3: 7, 4: 12},  # the two greatest are no neighbours
             (2, 9, 1, 1, 8, 1): {2: 11, 3: 12, 4: 19, 5: 21},
             (3, 3, 3): {1: 3, 2: 6, 3: 9, 7: 9},
             (7,): {1: 7, 2: 7},
-        }  # fmt: skip
+        }
         found = {sizes: {depth: most_in_flight(sizes, depth) for depth in table} for sizes, table in cases.items()}
         assert found == cases
 
@@ -206,15 +198,8 @@ class TestSegments:
         assert runs == [(2, 3, ("n0/1", "n1/1")), (1, 2, ("n0/1", "n1/0")), (0, 1, ("n0/0", "n1/0"))]
 
     def test_launched_from_the_last_layer_and_tied_ones_last(self) -> None:
-        tied = [
-            layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer
-            for i, layer in enumerate(LAYERS)
-        ]
-        plan = Plan(
-            model="test",
-            global_batch=4,
-            replicas=(replica(1, devices=["n0/0", "n0/1"]), replica(devices=["n1/0"])),
-        )
+        tied = [layer | {"tied": "wte", "tied_parameter_bytes": 100} if i != 1 else layer for i, layer in enumerate(LAYERS)]
+        plan = Plan(model="test", global_batch=4, replicas=(replica(1, devices=["n0/0", "n0/1"]), replica(devices=["n1/0"])))
         found = [(s.lo, s.hi, s.owners, s.size_bytes, s.tied) for s in sync_segments(plan, costs(tied))]
         assert found == [
             (1, 3, ("n0/1", "n1/0"), 400.0, None),  # the first layer is all tied: no segment of its own
@@ -224,11 +209,7 @@ class TestSegments:
     def test_a_tied_parameter_that_does_not_train_is_not_summed(self) -> None:
         frozen = {"tied": "wte", "tied_parameter_bytes": 100, "tied_trained_bytes": 0}
         tied = [LAYERS[0] | frozen | {"trained_bytes": 0}, LAYERS[1], LAYERS[2] | frozen | {"trained_bytes": 50}]
-        plan = Plan(
-            model="test",
-            global_batch=4,
-            replicas=(replica(1, devices=["n0/0", "n0/1"]), replica(devices=["n1/0"])),
-        )
+        plan = Plan(model="test", global_batch=4, replicas=(replica(1, devices=["n0/0", "n0/1"]), replica(devices=["n1/0"])))
         found = [(s.lo, s.hi, s.owners, s.size_bytes, s.tied) for s in sync_segments(plan, costs(tied))]
         assert found == [(1, 3, ("n0/1", "n1/0"), 250.0, None)]
 

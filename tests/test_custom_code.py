@@ -102,9 +102,9 @@ def test_it_runs_where_it_is_trusted_and_goes_with_the_weights(tmp_path: Path) -
     assert type(again).__name__ == "MineForCausalLM"
 
 
-@pytest.mark.parametrize(("kind", "more"), [
-    ("mine", ""), ("llama", ", or false, to use transformers' own model of type 'llama'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "more"), [("mine", ""), ("llama", ", or false, to use transformers' own model of type 'llama'")]
+)
 def test_it_never_runs_unsaid(kind: str, more: str, tmp_path: Path) -> None:
     folder = folder_with_code(tmp_path / "source", kind)
     message = r"config.json names code of its own \(auto_map: modeling_mine.MineForCausalLM\), which runs with your rights: read "
@@ -124,14 +124,17 @@ def test_nor_where_it_is_not_trusted(tmp_path: Path) -> None:
     assert "HETPIPE_TEST_CODE" not in os.environ
 
 
-@pytest.mark.parametrize(("auto_map", "message"), [
-    ({"AutoModelForCausalLM": "else/where--modeling_mine.MineForCausalLM"}, "lies in another repository; only code in the"),
-    ({"AutoModelForCausalLM": "modeling_none.None"}, r"'modeling_none.None' \(auto_map\) cannot be loaded: "),
-    ({"AutoModelForCausalLM": "modeling_mine.MineConfig"}, "cannot be loaded: TypeError: it is no PreTrainedModel"),
-    ({"AutoModelForCausalLM": None}, "which names no class for AutoModelForCausalLM"),
-    ({"AutoConfig": None}, "auto_map names no class for AutoConfig, and transformers knows no type 'mine'"),
-    ({"AutoConfig": ["a"]}, "which names no class for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("auto_map", "message"),
+    [
+        ({"AutoModelForCausalLM": "else/where--modeling_mine.MineForCausalLM"}, "lies in another repository; only code in the"),
+        ({"AutoModelForCausalLM": "modeling_none.None"}, r"'modeling_none.None' \(auto_map\) cannot be loaded: "),
+        ({"AutoModelForCausalLM": "modeling_mine.MineConfig"}, "cannot be loaded: TypeError: it is no PreTrainedModel"),
+        ({"AutoModelForCausalLM": None}, "which names no class for AutoModelForCausalLM"),
+        ({"AutoConfig": None}, "auto_map names no class for AutoConfig, and transformers knows no type 'mine'"),
+        ({"AutoConfig": ["a"]}, "which names no class for"),
+    ],
+)
 def test_what_is_wrong_with_it_is_told(auto_map: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = folder_with_code(tmp_path / "source", **auto_map)
     with pytest.raises(InputError, match=message) as caught:
@@ -161,10 +164,13 @@ def test_trust_is_true_or_false(tmp_path: Path, trust: Any) -> None:
         causal_lm.build(weights=str(folder_with_code(tmp_path)), trust_remote_code=trust)
 
 
-@pytest.mark.parametrize(("said", "message"), [
-    ({"model.name": None, "model.target": "os:system"}, "says that its model is made by os:system, with your rights: give"),
-    ({"model.args.trust_remote_code": 1}, "is to be run (trust_remote_code), with your rights"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"model.name": None, "model.target": "os:system"}, "says that its model is made by os:system, with your rights: give"),
+        ({"model.args.trust_remote_code": 1}, "is to be run (trust_remote_code), with your rights"),
+    ],
+)
 def test_a_checkpoint_alone_makes_nothing_run(tmp_path: Path, run: Command, said: dict[str, Any], message: str) -> None:
     """Whoever wrote it."""
     sizes = {"type": "llama", **LLAMA}

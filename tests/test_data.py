@@ -35,9 +35,7 @@ def test_each_sample_exactly_once_an_epoch(sizes: tuple[int, int], seed: int) ->
 def test_resuming_equals_going_on(sizes: tuple[int, int], seed: int) -> None:
     samples, global_batch = sizes
     steps = 3 * EpochSampler(samples, global_batch).batches_per_epoch
-    whole = [
-        batch.tolist() for batch in islice(EpochSampler(samples, global_batch, seed=seed).forever(), steps)
-    ]
+    whole = [batch.tolist() for batch in islice(EpochSampler(samples, global_batch, seed=seed).forever(), steps)]
     sampler = EpochSampler(samples, global_batch, seed=seed)
     running = sampler.forever()
     for done in range(1, steps):
@@ -49,9 +47,7 @@ def test_resuming_equals_going_on(sizes: tuple[int, int], seed: int) -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 10))
-def test_resuming_with_another_batch_sees_the_rest_once(
-    samples: int, before: int, after: int, steps: int
-) -> None:
+def test_resuming_with_another_batch_sees_the_rest_once(samples: int, before: int, after: int, steps: int) -> None:
     sampler = EpochSampler(samples, before, seed=1)
     seen = flat(list(islice(sampler, min(steps, sampler.batches_per_epoch))))
     resumed = EpochSampler(samples, after)
@@ -120,13 +116,15 @@ def test_fetch_collates_trees_and_empty_batches() -> None:
 @pytest.mark.parametrize(
     ("samples", "expected"),
     [
-        ([(torch.ones(3), 0), (torch.ones(3), 1), (torch.ones(2), 0)],
-         "the inputs of samples 0 and 2 of list differ: shape (3,) and shape (2,); a batch needs samples of one shape: pad"),
+        (
+            [(torch.ones(3), 0), (torch.ones(3), 1), (torch.ones(2), 0)],
+            "the inputs of samples 0 and 2 of list differ: shape (3,) and shape (2,); a batch needs samples of one shape: pad",
+        ),
         ([(torch.ones(3), [1, 2])] * 2 + [(torch.ones(3), [1])], "the targets of samples 0 and 2 of list differ: (int, int) and"),
         ([((torch.ones(3), 1), 0)] * 2 + [((torch.ones(3), None), 0)], "differ: (shape (3,), int) and (shape (3,), NoneType); "),
         ([(object(), 0)] * 3, "samples cannot be batched: default_collate: batch must contain tensors, "),
     ],
-)  # fmt: skip
+)
 def test_samples_that_make_no_batch_are_named(samples: Any, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         fetch(samples, torch.arange(3))
@@ -161,7 +159,5 @@ def test_data_that_ends_before_its_length_is_told_with_the_sample() -> None:
 
 
 def test_fetch_says_what_a_sample_is() -> None:
-    with pytest.raises(
-        ValueError, match=r"sample 2 of Wrong is not a pair \(inputs, target\) but of type int"
-    ):
+    with pytest.raises(ValueError, match=r"sample 2 of Wrong is not a pair \(inputs, target\) but of type int"):
         fetch(Wrong(), torch.tensor([2]))

@@ -25,9 +25,7 @@ def test_text_windows_follow_each_other_and_targets_are_one_byte_later(tmp_path:
     (tmp_path / "a.txt").write_bytes(b"abcde")
     data = text(context=3, files=str(tmp_path / "*.txt"), test_fraction=0).train
     assert isinstance(data, Samples)
-    samples = [
-        (bytes(inputs.tolist()), bytes(target.tolist())) for inputs, target in (data[i] for i in range(3))
-    ]
+    samples = [(bytes(inputs.tolist()), bytes(target.tolist())) for inputs, target in (data[i] for i in range(3))]
     assert len(data) == 3
     assert samples == [(b"abc", b"bcd"), (b"de\n", b"e\nf"), (b"fgh", b"ghi")]
     assert data[0][0].dtype == torch.int64
@@ -103,17 +101,13 @@ def test_cifar10_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="cifar-10-batches-bin lacks data_batch_1.bin"):
         cifar10()
     (tmp_path / "cifar-10-batches-bin").rmdir()
-    with pytest.raises(
-        InputError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"
-    ):
+    with pytest.raises(InputError, match=r"cannot read the folder .*nowhere: No such file.*expected there: data_b"):
         cifar10(str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match=r"lacks data_batch_1.bin, .*test_batch.bin .*; found: nothing"):
         cifar10(str(tmp_path))
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_2.bin").unlink()
-    with pytest.raises(
-        InputError, match=r"lacks data_batch_2.bin \(.*found: data_batch_1.bin, data_batch_3.bin"
-    ):
+    with pytest.raises(InputError, match=r"lacks data_batch_2.bin \(.*found: data_batch_1.bin, data_batch_3.bin"):
         cifar10(str(tmp_path))
     (tmp_path / "data_batch_2.bin").write_bytes(b"\0" * 3074)
     with pytest.raises(InputError, match=r"data_batch_2.bin has 3074 bytes, not a positive multiple of 3073"):
@@ -142,9 +136,7 @@ def test_random_classification_is_seeded_and_learnable() -> None:
     assert first.test is not None
     held_out, labels = fetch(first.test, torch.arange(8))
     assert torch.equal(torch.cdist(held_out, centres).argmin(1), labels)
-    with pytest.raises(
-        InputError, match="random_classification: samples must be an integer of at least 1, got 0"
-    ):
+    with pytest.raises(InputError, match="random_classification: samples must be an integer of at least 1, got 0"):
         random_classification(0)
 
 

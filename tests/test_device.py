@@ -21,7 +21,7 @@ from hetpipe.layers.device import (
     usable_bytes,
 )
 from hetpipe.spec.cluster import DeviceType
-from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.nets import Block
 
 HOST = Measurement(
@@ -193,9 +193,7 @@ def test_a_rank_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     kind = DeviceType.model_validate({"memory": "1 GiB"})
     assert torch_device(kind, 1) == torch.device("cuda", 1)
-    with pytest.raises(
-        InputError, match="local rank 2 has no GPU: this host shows 2; correct the node's 'devices'"
-    ):
+    with pytest.raises(InputError, match="local rank 2 has no GPU: this host shows 2; correct the node's 'devices'"):
         torch_device(kind, 2)
 
 
@@ -238,4 +236,3 @@ def test_meta_tensors_take_no_memory() -> None:
 def test_a_gpus_memory_is_not_all_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=24 * 2**30))
     assert 21 * 2**30 < usable_bytes(torch.device("cuda", 0)) < 23 * 2**30
-

@@ -31,13 +31,18 @@ def test_alike_is_alike() -> None:
 def test_every_key_that_differs_is_told_with_all_values_and_hosts() -> None:
     base = {"train.optimizer.lr": 1e-3, "train.seed": 0, "log": None}
     ranks = [
-        rank("a", base), rank("a", base), rank("b", base | {"train.optimizer.lr": 1e-1}),
+        rank("a", base),
+        rank("a", base),
+        rank("b", base | {"train.optimizer.lr": 1e-1}),
         rank("c", {"train.optimizer.lr": 1e-3, "log": None, "model.args.width": 8, "train.seed": 0}),
-    ]  # fmt: skip
-    assert differences(ranks) == ([
-        "train.optimizer.lr is 0.001 on ranks 0, 1, 3 (2 hosts, a first), 0.1 on rank 2 (host b)",
-        "model.args.width is not given on ranks 0, 1, 2 (2 hosts, a first), 8 on rank 3 (host c)",
-    ], [])  # fmt: skip
+    ]
+    assert differences(ranks) == (
+        [
+            "train.optimizer.lr is 0.001 on ranks 0, 1, 3 (2 hosts, a first), 0.1 on rank 2 (host b)",
+            "model.args.width is not given on ranks 0, 1, 2 (2 hosts, a first), 8 on rank 3 (host c)",
+        ],
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,9 +79,12 @@ def test_a_job_is_told_by_its_keys_and_by_what_is_in_its_files(tmp_path: Path, m
     two = told_by(Job.read(tmp_path / "b/job.yaml"))
     told = [line.split(" is ")[0] for line in differences([rank("a", one), rank("b", two)])[0]]
     assert told == [
-        "plan.partitioner", "train.optimizer.lr", "log.folder", "the content of cluster.yaml (cluster)",
+        "plan.partitioner",
+        "train.optimizer.lr",
+        "log.folder",
+        "the content of cluster.yaml (cluster)",
         "the content of plan.json (plan.file)",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_session_compares_its_job_before_anything_else(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "half": (half_of_the_tensors, r"\S+ has other content: its digest is [0-9a-f]{16}…, and [0-9a-f]{16}… was written"),
     "the end": (lambda file: file.write_bytes(file.read_bytes()[:-10]), r"\S+ has \d+ bytes, and \d+ were written"),
     "all": (Path.unlink, r"\S+ cannot be read: No such file or directory"),
-    "another": (lambda file: file.with_name("b.safetensors").write_bytes(file.read_bytes()),
-                r"b\.safetensors was not written with it"),
-}  # fmt: skip
+    "another": (
+        lambda file: file.with_name("b.safetensors").write_bytes(file.read_bytes()),
+        r"b\.safetensors was not written with it",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", DAMAGE)

@@ -21,12 +21,16 @@ CARDS = Cluster.parse(
 
 
 def test_gpus_that_are_as_declared_but_for_what_a_card_lacks_of_its_nominal_size() -> None:
-    there = {"n0/0": ("NVIDIA GeForce RTX 3090", round(23.69 * GIB)), "n0/1": ("NVIDIA GeForce GTX 1080 Ti", 11 * GIB),
-             "n0/2": ("NVIDIA GeForce GTX 1080 Ti", round(10.9 * GIB))}  # fmt: skip
+    there = {
+        "n0/0": ("NVIDIA GeForce RTX 3090", round(23.69 * GIB)),
+        "n0/1": ("NVIDIA GeForce GTX 1080 Ti", 11 * GIB),
+        "n0/2": ("NVIDIA GeForce GTX 1080 Ti", round(10.9 * GIB)),
+    }
     cluster, notes = as_it_is(CARDS, there)
     assert {kind: found.memory for kind, found in cluster.device_types.items()} == {
-        "rtx3090": round(23.69 * GIB), "gtx1080ti": round(10.9 * GIB),
-    }  # fmt: skip
+        "rtx3090": round(23.69 * GIB),
+        "gtx1080ti": round(10.9 * GIB),
+    }
     assert notes == [
         "note: device type 'rtx3090' counts with the 23.69 GiB of n0/0, a NVIDIA GeForce RTX 3090",
         "note: device type 'gtx1080ti' counts with the 10.90 GiB of n0/2, a NVIDIA GeForce GTX 1080 Ti",
@@ -65,8 +69,12 @@ def test_hosts_whose_times_agree_are_one_type_again() -> None:
     profile = make_profile({kind: [s, 2 * s] for kind, s in seconds.items()})
     grouped, means = one_type_again(cluster, profile)
     assert {d.id: d.type for d in grouped.devices} == {
-        "n0/0": "cpu-n0", "n1/0": "cpu-n1", "n2/0": "cpu-n0", "n3/0": "cpu-n3", "n4/0": "cpu-n1",
-    }  # fmt: skip
+        "n0/0": "cpu-n0",
+        "n1/0": "cpu-n1",
+        "n2/0": "cpu-n0",
+        "n3/0": "cpu-n3",
+        "n4/0": "cpu-n1",
+    }
     assert {k: v.memory // GIB for k, v in grouped.device_types.items()} == {"cpu-n0": 6, "cpu-n1": 4, "cpu-n3": 5}
     assert sorted(m.device_type for m in means.measurements) == ["cpu-n0", "cpu-n1", "cpu-n3"]
     for kind, mean in {"cpu-n0": 1.02, "cpu-n1": 4.05, "cpu-n3": 1.1}.items():

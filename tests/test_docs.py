@@ -28,8 +28,22 @@ from hetpipe.spec.profile import Profile
 from tests.support.commands import ROOT, Command
 from tests.support.pages import SPAN, Page, check_hetpipe, commands, linked, pages
 
-OF_OTHERS = {"--cpus-per-task", "--device", "--ipc", "--master-port", "--shm-size", "--signal", "--ulimit",
-             "--nnodes", "--max-restarts", "--master-addr", "--standalone", "--rdzv-backend", "--node-rank", "--nproc-per-node"}
+OF_OTHERS = {
+    "--cpus-per-task",
+    "--device",
+    "--ipc",
+    "--master-port",
+    "--shm-size",
+    "--signal",
+    "--ulimit",
+    "--nnodes",
+    "--max-restarts",
+    "--master-addr",
+    "--standalone",
+    "--rdzv-backend",
+    "--node-rank",
+    "--nproc-per-node",
+}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -55,8 +69,12 @@ def test_every_block_is_what_it_says(page: Page, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_every_command_has_these_options(page: Page) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    files = {block.name for other in [page, *page.after, *(p for q in page.after for p in q.after)] for block in other.blocks
-             if block.language in ("yaml", "python")}  # fmt: skip
+    files = {
+        block.name
+        for other in [page, *page.after, *(p for q in page.after for p in q.after)]
+        for block in other.blocks
+        if block.language in ("yaml", "python")
+    }
     for words in commands(page):
         words = [word for word in words if word != "&"]
         if words[0] == "make":
@@ -78,8 +96,12 @@ def test_every_command_has_these_options(page: Page) -> None:
 
 def test_options_in_the_prose_exist() -> None:
     root: Any = typer.main.get_command(app)
-    known = {name for _, command in generate.tree(root) for p in [*command.params, *root.params]
-             for name in (*p.opts, *p.secondary_opts)}
+    known = {
+        name
+        for _, command in generate.tree(root)
+        for p in [*command.params, *root.params]
+        for name in (*p.opts, *p.secondary_opts)
+    }
     known |= {*OF_OTHERS, "--help"}
     for page in pages():
         for span in SPAN.findall(page.prose):
@@ -97,7 +119,7 @@ def test_a_failed_run_is_no_success_under_slurm(tmp_path: Path, codes: tuple[int
     programs = {
         "srun": f'[[ "$*" == *--het-group=1* ]] && exit {codes[1]}; [[ "$*" == *"-m hetpipe train"* ]] && exit {codes[0]}',
         "scontrol": "echo node1; echo node2",
-    }  # fmt: skip
+    }
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -186,8 +208,11 @@ class TestReference:
         told = generate.filled(Page("docs/reference/commands.md").text)
         for path, command in generate.tree(typer.main.get_command(app)):
             section = told.split(f"\n## {path}\n")[1].split("\n## ")[0]
-            assert [p.name for p in command.params if p.name != "help" and f"`{p.opts[0]}`" not in section
-                    and p.param_type_name == "option"] == []  # fmt: skip
+            assert [
+                p.name
+                for p in command.params
+                if p.name != "help" and f"`{p.opts[0]}`" not in section and p.param_type_name == "option"
+            ] == []
         assert "generated:" not in told + formats
 
 

@@ -24,10 +24,18 @@ from tests.support.plans_shown import demo
 
 NAMES = ["embed", "body.0", "body.1", "head"]
 PREDICTED = {
-    "step_seconds": 0.05, "pipeline_seconds": 0.05, "gradient_sync_seconds": 0, "optimizer_seconds": 0,
-    "samples_per_second": 120, "price_per_hour": 0, "price_per_million_samples": 0, "peak_bytes": {},
-    "gap": 0.031, "lower_bound_seconds": 0.049, "proof": "fluid",
-}  # fmt: skip
+    "step_seconds": 0.05,
+    "pipeline_seconds": 0.05,
+    "gradient_sync_seconds": 0,
+    "optimizer_seconds": 0,
+    "samples_per_second": 120,
+    "price_per_hour": 0,
+    "price_per_million_samples": 0,
+    "peak_bytes": {},
+    "gap": 0.031,
+    "lower_bound_seconds": 0.049,
+    "proof": "fluid",
+}
 
 
 def canvas_of(drawn: Plan, width: float = WIDE, **known: Any) -> Canvas:
@@ -49,8 +57,11 @@ def test_every_device_layer_range_share_and_name_is_in_the_picture(tmp_path: Pat
 def test_widths_are_proportional_to_the_seconds_of_a_step_and_heights_to_memory() -> None:
     scene = make_study(TWO_REPLICAS, profile=profile(NAMES), cluster=CLUSTER).scene
     canvas = partition_canvas(scene)
-    frames = [next(box for box in group.boxes if box.edge in ("limit", "type0", "type1") and box.thickness >= 1.5)
-              for group in canvas.groups if group.key]  # fmt: skip
+    frames = [
+        next(box for box in group.boxes if box.edge in ("limit", "type0", "type1") and box.thickness >= 1.5)
+        for group in canvas.groups
+        if group.key
+    ]
     stages = [stage for _, stage in scene.stages]
     scale = frames[0].width / stages[0].busy
     for frame, stage, group in zip(frames, stages, [group for group in canvas.groups if group.key], strict=True):
@@ -78,17 +89,25 @@ def test_the_title_has_the_prediction_and_the_bound() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "text"),
-    [({"lower_bound_seconds": 0.05, "proof": "exhaustive"}, "proven: no plan of this kind is faster"),
-     ({"lower_bound_seconds": 0.05}, "proven: no plan of any kind is faster"),
-     ({"lower_bound_seconds": 0.0499999, "proof": "search-bound"},
-      "proven: no plan of this kind takes less than 50.0 ms; this one takes less than 0.1 % longer"),
-     ({"lower_bound_seconds": 0.04, "proof": "search-bound"},
-      ("proven: no plan of this kind takes less than 40.0 ms; this one takes 25 % longer; "
-      "the proof ended with its effort or time, and --effort long or --time-limit goes on")),
-     ({"lower_bound_seconds": 0.02}, "proven: no plan of any kind takes less than 20.0 ms; this one takes 150 % longer"),
-     ({"lower_bound_seconds": 0.0}, "proven: no plan of any kind takes less than 0 s"),
-     ({"lower_bound_seconds": None, "proof": None, "gap": None}, "")],
-)  # fmt: skip
+    [
+        ({"lower_bound_seconds": 0.05, "proof": "exhaustive"}, "proven: no plan of this kind is faster"),
+        ({"lower_bound_seconds": 0.05}, "proven: no plan of any kind is faster"),
+        (
+            {"lower_bound_seconds": 0.0499999, "proof": "search-bound"},
+            "proven: no plan of this kind takes less than 50.0 ms; this one takes less than 0.1 % longer",
+        ),
+        (
+            {"lower_bound_seconds": 0.04, "proof": "search-bound"},
+            (
+                "proven: no plan of this kind takes less than 40.0 ms; this one takes 25 % longer; "
+                "the proof ended with its effort or time, and --effort long or --time-limit goes on"
+            ),
+        ),
+        ({"lower_bound_seconds": 0.02}, "proven: no plan of any kind takes less than 20.0 ms; this one takes 150 % longer"),
+        ({"lower_bound_seconds": 0.0}, "proven: no plan of any kind takes less than 0 s"),
+        ({"lower_bound_seconds": None, "proof": None, "gap": None}, ""),
+    ],
+)
 def test_what_is_proven_is_one_sentence(changes: dict[str, object], text: str) -> None:
     scene = make_study(plan([(0, 4, "n0/0")], predicted=PREDICTED | changes)).scene
     assert bound_line(scene) == text
@@ -101,8 +120,10 @@ def test_so_wide_a_gap_says_nothing_about_a_plan_of_auto_alone() -> None:
 
 
 def test_the_stage_that_computes_longest_limits_the_step_and_full_memory_is_tight() -> None:
-    small = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
-        "device_types": {"fast": {"memory": 110}, "slow": {"memory": 10**9}}}, "the cluster")  # fmt: skip
+    small = Cluster.parse(
+        CLUSTER.model_dump(exclude_none=True) | {"device_types": {"fast": {"memory": 110}, "slow": {"memory": 10**9}}},
+        "the cluster",
+    )
     scene = make_study(TWO_REPLICAS, profile=profile(NAMES), cluster=small).scene
     (limiting,) = scene.limiting
     assert limiting[1].devices == ("n0/1",)
@@ -190,16 +211,20 @@ def test_alike_replicas_are_drawn_once() -> None:
     assert "2 devices alike: n0/0 and n0/1, each fast (one is drawn) · layers 0–3" in shown
     assert "n0/0 and n0/1, each fast, limit the step: each of them computes for 100 % of it" in shown
     assert "node n0" in shown
-    apart = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
-        "nodes": [{"name": f"n{i}", "devices": {"fast": 1}} for i in range(5)]}, "the cluster")  # fmt: skip
+    apart = Cluster.parse(
+        CLUSTER.model_dump(exclude_none=True) | {"nodes": [{"name": f"n{i}", "devices": {"fast": 1}} for i in range(5)]},
+        "the cluster",
+    )
     five = plan(*([(0, 4, f"n{i}/0")] for i in range(5)))
     shown = {words.text for words in canvas_of(five, profile=profile(NAMES), cluster=apart).words}
     assert {"5 devices alike: n0/0, n1/0 and 3 more, each fast (one is drawn) · layers 0–3", "nodes n0, n1 and 3 more"} <= shown
 
 
 def test_alike_devices_stand_in_the_order_of_the_cluster_as_those_of_the_equal_split() -> None:
-    apart = Cluster.parse(CLUSTER.model_dump(exclude_none=True) | {
-        "nodes": [{"name": name, "devices": {"fast": 1}} for name in ("b", "a")]}, "the cluster")  # fmt: skip
+    apart = Cluster.parse(
+        CLUSTER.model_dump(exclude_none=True) | {"nodes": [{"name": name, "devices": {"fast": 1}} for name in ("b", "a")]},
+        "the cluster",
+    )
     turned = plan([(0, 4, "a/0")], [(0, 4, "b/0")])
     shown = {words.text for words in canvas_of(turned, profile=profile(NAMES), cluster=apart).words}
     assert "2 devices alike: b/0 and a/0, each fast (one is drawn) · layers 0–3" in shown
@@ -342,10 +367,15 @@ def test_a_profile_of_another_model_is_refused() -> None:
 def test_a_tensor_parallel_stage_has_rows_of_its_own_in_time_and_memory() -> None:
     own = profile(NAMES)
     two = own.measurements[0].model_copy(update={"tensor_parallel": 2})
-    group = Plan.parse({
-        "format": "hetpipe.plan/1", "model": "net", "global_batch": 3,
-        "replicas": [{"microbatch_sizes": [2, 1], "stages": [{"layers": [0, 4], "devices": ["n0/0", "n0/1"]}]}],
-    }, "the plan")  # fmt: skip
+    group = Plan.parse(
+        {
+            "format": "hetpipe.plan/1",
+            "model": "net",
+            "global_batch": 3,
+            "replicas": [{"microbatch_sizes": [2, 1], "stages": [{"layers": [0, 4], "devices": ["n0/0", "n0/1"]}]}],
+        },
+        "the plan",
+    )
     known = own.model_copy(update={"measurements": (*own.measurements, two)})
     study = make_study(group, profile=known, cluster=CLUSTER)
     scene, predicted = study.scene, study.predicted

@@ -7,34 +7,35 @@ from datetime import timedelta
 import pytest
 
 from hetpipe.files.messages import InputError
-from hetpipe.processes.environment import (
-    Place,
-    check_environment,
-    long_timeout,
-    own_rank,
-    place,
-    started_ranks,
-    step_timeout,
-)
+from hetpipe.processes.environment import Place, check_environment, long_timeout, own_rank, place, started_ranks, step_timeout
 from hetpipe.processes.world import connect
 from tests.support.commands import Command
 from tests.support.jobs import Folder
 
 NO_SECONDS = ["abc", "", "0", "-1", "nan", "inf", "-inf", "1e400", "10m", "1,5", "0.5", "1e10"]
 TORCHRUN = {
-    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-}  # fmt: skip
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
 NO_PLACE = [
-    *[({name: value}, f"the environment variable {name} is {value!r}: expected a whole number from ")
-      for name in TORCHRUN if name != "MASTER_ADDR" for value in ("abc", "", "-1", "1.5", "9" * 30, "²")],
+    *[
+        ({name: value}, f"the environment variable {name} is {value!r}: expected a whole number from ")
+        for name in TORCHRUN
+        if name != "MASTER_ADDR"
+        for value in ("abc", "", "-1", "1.5", "9" * 30, "²")
+    ],
     ({"WORLD_SIZE": "0"}, "the environment variable WORLD_SIZE is '0': expected a whole number from 1 to"),
     ({"RANK": "5", "WORLD_SIZE": "2"}, "the environment variable RANK is 5, but WORLD_SIZE is 2: ranks go from 0 to 1"),
     ({"LOCAL_RANK": "2"}, "the environment variable LOCAL_RANK is 2, but there are 2 ranks on this host"),
     ({"WORLD_SIZE": None}, "RANK is '3', but WORLD_SIZE is not set: start the ranks with torchrun, which sets both, or unset"),
     ({"MASTER_ADDR": None}, "RANK is 3, but MASTER_ADDR is not set: start the ranks with torchrun"),
     ({"MASTER_PORT": None}, "RANK is '3', but MASTER_PORT is not set: start the ranks with torchrun"),
-]  # fmt: skip
+]
 
 
 def under(monkeypatch: pytest.MonkeyPatch, **variables: str | None) -> None:
@@ -85,7 +86,7 @@ def test_seconds_that_are_none(run: Command, folder: Folder, monkeypatch: pytest
 @pytest.mark.parametrize(("changes", "message"), NO_PLACE[::6] + NO_PLACE[-6:])
 def test_commands_say_it_first(
     folder: Folder, run: Command, monkeypatch: pytest.MonkeyPatch, command: str, changes: dict[str, str | None], message: str
-) -> None:  # fmt: skip
+) -> None:
     under(monkeypatch, **{**TORCHRUN, **changes})
     monkeypatch.setattr("hetpipe.cli.exits.os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     found = run(command, "job.yaml")

@@ -112,14 +112,9 @@ def test_amp(tmp_path: Path, expected: Parameters) -> None:
 
 
 def test_accumulation_and_clipping(tmp_path: Path, expected: Parameters) -> None:
-    rows = [
-        {"cuts": [3], "sizes": [2, 2, 2], "devices": ["n0/0"]},
-        {"cuts": [3], "sizes": [2], "devices": ["n0/1"]},
-    ]
+    rows = [{"cuts": [3], "sizes": [2, 2, 2], "devices": ["n0/0"]}, {"cuts": [3], "sizes": [2], "devices": ["n0/1"]}]
     make_plan(rows).save(tmp_path / "plan.json")
-    found = by_torchrun(
-        tmp_path, "accumulate_clip.py", "--plan", "plan.json"
-    )  # as --shares 6 2 --accumulate 3
+    found = by_torchrun(tmp_path, "accumulate_clip.py", "--plan", "plan.json")  # as --shares 6 2 --accumulate 3
     assert distance(found, expected) < ROUNDING
 
 

@@ -127,27 +127,45 @@ LOSS = Loss(function=last_of)
 class Pipeline:
     """Runs all stages, each in a thread; `runs` are those of the stages."""
 
-    def __init__(self, layers: nn.Sequential, inputs: Tensors, cuts: Sequence[int], sizes: Sequence[int],
-                 depths: Sequence[int] | None, monkeypatch: pytest.MonkeyPatch, *, one_by_one: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layers: nn.Sequential,
+        inputs: Tensors,
+        cuts: Sequence[int],
+        sizes: Sequence[int],
+        depths: Sequence[int] | None,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        one_by_one: bool = False,
+    ) -> None:
         self.network, self.sizes, self.inputs = Network(one_by_one=one_by_one), sizes, inputs
         monkeypatch.setattr(transfers, "dist", self.network)
         parts = split_rows(inputs, sizes)
         boundaries = [trace_boundaries(layers, part) for part in parts]
-        self.ends = [list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in pair), strict=True))
-                     for pair in pairwise(cuts)]  # fmt: skip
+        self.ends = [
+            list(zip(*(joint_gradients([b[at] for b in boundaries]) for at in pair), strict=True)) for pair in pairwise(cuts)
+        ]
         self.meters = [MemoryMeter() for _ in cuts[1:]]
         self.rooms = [(transfers.Room(CPU, meter), transfers.Room(CPU, meter)) for meter in self.meters]
         self.frozen = forward_stages([own[0][1] for own in self.ends[:-1]]) if depths is not None else 0
         names: Any = ("down", "up", "hosts" if one_by_one else None)  # of the groups in `Network`
         self.runs = [
             StageRun(
-                make_stage(layers, lo, hi), index=s, stages=len(cuts) - 1, peers=((s - 1,), (s + 1,)), lanes=Lanes(*names),
-                rooms=self.rooms[s], sizes=sizes, depths=depths, recorder=Recorder(CPU, meter=self.meters[s]),
+                make_stage(layers, lo, hi),
+                index=s,
+                stages=len(cuts) - 1,
+                peers=((s - 1,), (s + 1,)),
+                lanes=Lanes(*names),
+                rooms=self.rooms[s],
+                sizes=sizes,
+                depths=depths,
+                recorder=Recorder(CPU, meter=self.meters[s]),
                 loss=(lambda output, wanted: LOSS.share(output, wanted.targets, sum(sizes), wanted.weight)),
-                last_backward=lambda: None, frozen=self.frozen,
+                last_backward=lambda: None,
+                frozen=self.frozen,
             )
             for s, (lo, hi) in enumerate(pairwise(cuts))
-        ]  # fmt: skip
+        ]
 
     def run(self, targets: Tensor | None, on_output: Callable[[Tensors, int], None] | None = None) -> list[Tensor]:
         found: dict[int, Any] = {}
@@ -326,8 +344,11 @@ def test_several_peers_have_a_part_each_of_a_message(monkeypatch: pytest.MonkeyP
     def specs(*shapes: Sequence[int]) -> list[TensorSpec]:
         return [TensorSpec(tuple(shape), torch.float32, False) for shape in shapes]
 
-    threads = [threading.Thread(target=one, name="0"), threading.Thread(target=of_two, args=(1, (4,), (1,)), name="1"),
-               threading.Thread(target=of_two, args=(2, (3,), (0,)), name="2")]  # fmt: skip
+    threads = [
+        threading.Thread(target=one, name="0"),
+        threading.Thread(target=of_two, args=(1, (4,), (1,)), name="1"),
+        threading.Thread(target=of_two, args=(2, (3,), (0,)), name="2"),
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

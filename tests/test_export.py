@@ -25,10 +25,7 @@ def make_plan(*replicas: tuple[list[int], list[Stage]], **options: Any) -> Plan:
         "model": "gpt",
         "global_batch": sum(sum(sizes) for sizes, _ in replicas),
         "replicas": [
-            {
-                "microbatch_sizes": sizes,
-                "stages": [{"layers": [lo, hi], "devices": d.split()} for lo, hi, d in stages],
-            }
+            {"microbatch_sizes": sizes, "stages": [{"layers": [lo, hi], "devices": d.split()} for lo, hi, d in stages]}
             for sizes, stages in replicas
         ],
         **options,
@@ -79,9 +76,7 @@ class TestMegatron:
 
     def test_pipelines_inside_nodes_need_the_other_order_of_ranks(self) -> None:
         """n0 holds replica 0 and n1 replica 1: stages are neighbours, not replicas."""
-        plan = make_plan(
-            ([2, 2], [(0, 3, "n0/0"), (3, 6, "n0/1")]), ([2, 2], [(0, 3, "n1/0"), (3, 6, "n1/1")])
-        )
+        plan = make_plan(([2, 2], [(0, 3, "n0/0"), (3, 6, "n0/1")]), ([2, 2], [(0, 3, "n1/0"), (3, 6, "n1/1")]))
         found = export(plan, "megatron")
         assert "--use-tp-pp-dp-mapping" in arguments(found)
         assert found.lost == ()
@@ -103,10 +98,7 @@ class TestMegatron:
             ([4, 6], ["--decoder-first-pipeline-num-layers", "3"]),
             ([4, 6, 9, 12], ["--pipeline-model-parallel-layout", "Et*3|t*2|t*3|t*2L"]),
             ([2, 5, 8, 12], ["--decoder-first-pipeline-num-layers", "1"]),
-            (
-                [4, 6, 8, 12],
-                ["--decoder-first-pipeline-num-layers", "3", "--decoder-last-pipeline-num-layers", "3"],
-            ),
+            ([4, 6, 8, 12], ["--decoder-first-pipeline-num-layers", "3", "--decoder-last-pipeline-num-layers", "3"]),
             ([1, 4, 6], ["--pipeline-model-parallel-layout", "E|t*3|tL"]),
             ([3, 5, 8], []),
         ],
@@ -114,9 +106,7 @@ class TestMegatron:
     def test_uneven_cuts(self, ends: list[int], expected: list[str]) -> None:
         """Blocks per stage without the embedding (layer 0) and the head (the last)."""
         begins = [0, *ends[:-1]]
-        plan = make_plan(
-            ([1] * 8, [(a, b, f"n0/{i}") for i, (a, b) in enumerate(zip(begins, ends, strict=True))])
-        )
+        plan = make_plan(([1] * 8, [(a, b, f"n0/{i}") for i, (a, b) in enumerate(zip(begins, ends, strict=True))]))
         found = export(plan, "megatron")
         words = arguments(found)
         after = words[words.index("--num-layers") + 2 : words.index("--micro-batch-size")]
@@ -144,10 +134,7 @@ class TestMegatron:
     def test_cuts_per_replica(self) -> None:
         plan = make_plan(([2] * 3, [(0, 4, "n0/0"), (4, 6, "n1/0")]), ([2], [(0, 2, "n0/1"), (2, 6, "n1/1")]))
         lost = "\n".join(export(plan, "megatron").lost)
-        assert (
-            "different cuts per replica: the plan's are [[0, 2, 6], [0, 4, 6]], here all have [0, 4, 6]"
-            in lost
-        )
+        assert "different cuts per replica: the plan's are [[0, 2, 6], [0, 4, 6]], here all have [0, 4, 6]" in lost
 
     def test_schedule_and_recompute(self) -> None:
         document = json.loads(REGULAR.to_json())
@@ -156,9 +143,7 @@ class TestMegatron:
         found = export(Plan.parse(document, "plan"), "megatron")
         assert "warm-up depths: replica 0 has [1, 1]" in found.lost[1]
         assert "recompute per stage: the plan has it on 1 of 4 stages" in found.lost[0]
-        assert (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in found.text
-        )
+        assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in found.text
         gpipe = export(REGULAR.model_copy(update={"schedule": "gpipe"}), "deepspeed")
         assert "warm-up depths: replica 0 has [2, 2]" in gpipe.lost[0]
 
@@ -166,19 +151,12 @@ class TestMegatron:
         plan = make_plan(([3], [(0, 6, "n0/0")]), ([2], [(0, 6, "n0/1")]))
         found = export(plan, "megatron")
         assert "--global-batch-size 4" in found.text
-        assert any(
-            "a global batch of 5: it is no multiple of 2 replicas; here 4" in item for item in found.lost
-        )
+        assert any("a global batch of 5: it is no multiple of 2 replicas; here 4" in item for item in found.lost)
 
     def test_tensor_parallel(self) -> None:
         plan = make_plan(([2, 2], [(0, 3, "n0/0 n0/1"), (3, 6, "n1/0 n1/1")]))
         found = export(plan, "megatron")
-        assert arguments(found)[:4] == [
-            "--tensor-model-parallel-size",
-            "2",
-            "--pipeline-model-parallel-size",
-            "2",
-        ]
+        assert arguments(found)[:4] == ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
         assert found.lost == ()
 
 
@@ -193,9 +171,7 @@ class TestDeepspeed:
         assert config["train_batch_size"] == 8
         assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == 8
         assert "num_stages=2" in found.text
-        assert found.lost == (
-            "unequal devices: it takes a, b to be equally fast and to have the same memory",
-        )
+        assert found.lost == ("unequal devices: it takes a, b to be equally fast and to have the same memory",)
 
     def test_cuts_are_lost(self) -> None:
         plan = make_plan(([1] * 4, [(0, 5, "n0/0"), (5, 6, "n0/1")]))
@@ -263,8 +239,7 @@ def test_any_plan_gives_a_consistent_grid(plan: Plan, target: str) -> None:
     if target == "megatron":
         words = dict(zip(arguments(found)[::2], arguments(found)[1::2], strict=False))
         pp, micro, batch = (
-            int(words[f"--{name}"])
-            for name in ("pipeline-model-parallel-size", "micro-batch-size", "global-batch-size")
+            int(words[f"--{name}"]) for name in ("pipeline-model-parallel-size", "micro-batch-size", "global-batch-size")
         )
         ranks = sum(int(part.split()[0]) for part in found.text.split("--nproc-per-node ")[1:])
         assert ranks % pp == 0
@@ -278,8 +253,6 @@ def test_command(tmp_path: Path) -> None:
 
     REGULAR.save(tmp_path / "plan.json")
     script = tmp_path / "launch.sh"
-    done = CliRunner().invoke(
-        app, ["export", str(tmp_path / "plan.json"), "--to", "megatron", "-o", str(script), "--json"]
-    )
+    done = CliRunner().invoke(app, ["export", str(tmp_path / "plan.json"), "--to", "megatron", "-o", str(script), "--json"])
     assert done.exit_code == 0
     assert json.loads(done.stdout)["text"] == script.read_text() == export(REGULAR, "megatron").text

@@ -26,11 +26,17 @@ WEIGHTS = "model.safetensors"
 
 
 def job(**export: Any) -> Job:
-    return Job.parse({
-        "format": "hetpipe.job/1", "model": {"name": "mlp", "args": {"layers": 2, "width": 4, "inputs": 3, "outputs": 2}},
-        "data": {"name": "text"}, "train": {"global_batch": 2, "steps": 1}, "checkpoint": {"folder": "out/checkpoints"},
-        "export": {"folder": "out/model", **export},
-    }, "this test")  # fmt: skip
+    return Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "model": {"name": "mlp", "args": {"layers": 2, "width": 4, "inputs": 3, "outputs": 2}},
+            "data": {"name": "text"},
+            "train": {"global_batch": 2, "steps": 1},
+            "checkpoint": {"folder": "out/checkpoints"},
+            "export": {"folder": "out/model", **export},
+        },
+        "this test",
+    )
 
 
 @pytest.fixture
@@ -85,9 +91,12 @@ def test_a_folder_of_others_is_refused_before_and_after_training(ended: Job) -> 
     own = job(folder="base")
     tries: list[Callable[[], object]] = [own.check_folders, lambda: export_run(own)]
     for tried in tries:
-        with pytest.raises(InputError, match=r"export.folder is 'base', which is replaced as a whole, and it holds 'config.json' "
-                           r"and no hetpipe_export.json, which a run leaves beside what it exports: name another folder, or "):
-            tried()  # fmt: skip
+        with pytest.raises(
+            InputError,
+            match=r"export.folder is 'base', which is replaced as a whole, and it holds 'config.json' "
+            r"and no hetpipe_export.json, which a run leaves beside what it exports: name another folder, or ",
+        ):
+            tried()
     assert Path("base/config.json").exists()
     with pytest.raises(InputError, match=r"and out/checkpoints, which the run writes, too, lies in it: name a folder of its own"):
         job(folder="out").check_folders()

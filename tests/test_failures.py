@@ -73,9 +73,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     assert len(ended.err.splitlines()) < 20
 
 
-def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_it(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_it(tmp_path: Path) -> None:
     """They came late from a server that is gone; what rank 0 saw was that nothing came of rank 1."""
     folder = Folder(tmp_path)
     data = {"target": "tests.support.user_parts:stuck", "args": {"call": 28}}  # in its second step
@@ -93,9 +91,7 @@ def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_i
 def test_an_emulated_device_out_of_memory(tmp_path: Path) -> None:
     """80 KiB are enough for the parameters and gradients, not for AdamW's state beside them."""
     folder = Folder(tmp_path)
-    folder.ready(
-        (2,), [{"cuts": [4, 2], "sizes": [4, 4, 4]}], slowdown=1.0, memory="80 KiB", train=train(steps=500)
-    )
+    folder.ready((2,), [{"cuts": [4, 2], "sizes": [4, 4, 4]}], slowdown=1.0, memory="80 KiB", train=train(steps=500))
     mark = str(tmp_path)
     ended = finish(start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, mark), tmp_path, mark)
     assert (ended.code, ended.leftover) == (1, [])
@@ -153,9 +149,7 @@ def said(folder: Folder) -> str:
     return (folder.path / "command.err").read_text()
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "SIGKILL"]
-)
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "SIGKILL"])
 def test_ending_the_command_ends_its_ranks(tmp_path: Path, how: signal.Signals, code: int) -> None:
     """Ctrl-C, which a terminal sends, is answered; a killed command says nothing, but leaves nothing behind either."""
     folder = failing_job(tmp_path, "hang")

@@ -25,8 +25,16 @@ from tests.test_checkpoint import ALONE
 
 from transformers import PersimmonForCausalLM, PreTrainedModel  # isort: skip  # offline, as tests.support.zoo sets it
 
-TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": WORDS,
-        "max_position_embeddings": 32, "hidden_dropout": 0.1, "attention_dropout": 0.1}  # fmt: skip
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 32,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+}
 
 
 @pytest.fixture(autouse=True)

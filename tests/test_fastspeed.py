@@ -77,18 +77,19 @@ def test_accumulation_is_micro_batches() -> None:
 
 
 def test_checkpoints_logs_and_dicts() -> None:
-    saves = {"saveModel": 1, "checkpoint_interval": 2, "checkpoint_folder": "./kept", "epochs": 5, "iter_log_interval": 0,
-             "isLoadModel": 1, "loadModelPath": "./old.pth"}  # fmt: skip
+    saves = {
+        "saveModel": 1,
+        "checkpoint_interval": 2,
+        "checkpoint_folder": "./kept",
+        "epochs": 5,
+        "iter_log_interval": 0,
+        "isLoadModel": 1,
+        "loadModelPath": "./old.pth",
+    }
     found = convert(
-        parse(train=saves),
-        data={"target": "load_data:build", "args": {"n": 3}},
-        input_names=["input_ids", "attention_mask"],
+        parse(train=saves), data={"target": "load_data:build", "args": {"n": 3}}, input_names=["input_ids", "attention_mask"]
     )
-    assert found.job["checkpoint"] == {
-        "folder": "./kept",
-        "every_steps": 2 * 2,
-        "keep": 3,
-    }  # 16 samples, 8 a step
+    assert found.job["checkpoint"] == {"folder": "./kept", "every_steps": 2 * 2, "keep": 3}  # 16 samples, 8 a step
     assert "log" not in found.job
     assert found.job["model"]["args"] == {
         "target": "tests.support.fastspeed_parts:Net",
@@ -98,19 +99,17 @@ def test_checkpoints_logs_and_dicts() -> None:
     }
     assert found.job["data"] == {
         "target": "hetpipe.fastspeed:dict_samples",
-        "args": {
-            "target": "load_data:build",
-            "input_names": ["input_ids", "attention_mask"],
-            "arguments": {"n": 3},
-        },
+        "args": {"target": "load_data:build", "input_names": ["input_ids", "attention_mask"], "arguments": {"n": 3}},
     }
     named = convert(parse(), data={"name": "cifar10"}, input_names=["x"])
     assert named.job["data"] == {"name": "cifar10"}
 
 
 def test_every_key_has_its_line_and_what_is_not_used_says_so() -> None:
-    given = arguments(train={"isLoadModel": 0, "loadModelPath": "x", "saveModel": 1, "checkpoint_interval": 1,
-                             "checkpoint_folder": "f"}, work_path="/home/")  # fmt: skip
+    given = arguments(
+        train={"isLoadModel": 0, "loadModelPath": "x", "saveModel": 1, "checkpoint_interval": 1, "checkpoint_folder": "f"},
+        work_path="/home/",
+    )
     for partition_type in ("manual", "autobalanced"):
         given["strategy"]["partition_type"] = partition_type
         found = convert(Arguments.parse(given, "args.json"))
@@ -118,29 +117,29 @@ def test_every_key_has_its_line_and_what_is_not_used_says_so() -> None:
         told = {part for key in lines for part in key.replace(", ", " ").replace(".", " ").split()}
         assert {key for section in given.values() for key in section} <= told
         assert all(all(change) for change in found.changes)
-        unused = {"manual": ("unbalanced_strategy", "test_batchsize_bytime"),
-                  "autobalanced": ("manual_partition_list", "manual_batchsize_list")}[partition_type]  # fmt: skip
+        unused = {
+            "manual": ("unbalanced_strategy", "test_batchsize_bytime"),
+            "autobalanced": ("manual_partition_list", "manual_batchsize_list"),
+        }[partition_type]
         assert all(lines[f"strategy.{key}"].job == DROPPED for key in unused)
         assert lines["data.total_datasize"].job == DROPPED
     found = convert(parse(train={"gradient_accumulate_step": 2}))
     lines = {change.key: change for change in found.changes}
-    assert (
-        "manual mode ignores it; a batch is the sum of manual_batchsize_list, 8"
-        in lines["train.batch_size"].why
-    )
+    assert "manual mode ignores it; a batch is the sum of manual_batchsize_list, 8" in lines["train.batch_size"].why
     assert lines["(the gradient)"].fastspeed.startswith("2/2 times the true one")
     assert "as many again after loading" in lines["train.epochs"].fastspeed
     uneven = convert(parse(manual_partition_list=[12, 8]))
-    assert (
-        "run out of data after 2, 4 iterations"
-        in next(c for c in uneven.changes if c.key.endswith("partition_list")).why
-    )
+    assert "run out of data after 2, 4 iterations" in next(c for c in uneven.changes if c.key.endswith("partition_list")).why
 
 
 def test_lists_that_leave_samples_out() -> None:
     """As in FastSpeed's own args.json of VGG-19: its sampler stops there; the job, which deals whole batches, need not."""
-    given = parse({"total_datasize": 50_000}, {"batch_size": 24, "epochs": 2}, manual_partition_list=[12_500, 12_500],
-                  manual_batchsize_list=[12, 12])  # fmt: skip
+    given = parse(
+        {"total_datasize": 50_000},
+        {"batch_size": 24, "epochs": 2},
+        manual_partition_list=[12_500, 12_500],
+        manual_batchsize_list=[12, 12],
+    )
     found = convert(given)
     (why,) = [change.why for change in found.changes if change.key == "strategy.manual_partition_list"]
     assert why == (
@@ -154,8 +153,9 @@ def test_lists_that_leave_samples_out() -> None:
 
 
 def test_operations_and_parameters_of_a_model() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(),
-                          nn.Linear(8, 5))  # fmt: skip
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(8, 5)
+    )
     model[1].eval()
     before, drawn = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     operations, parameters = cnnCalculateParam(model=model, shape=(2, 3, 10, 12))
@@ -208,18 +208,12 @@ def test_import_paths(name: str, lines: list[str], path: str) -> None:
         ("Net", ["(" * 5000], "is not Python"),
         ("Net(open('{seen}', 'w'))", ["from a import Net"], "is not a name; write a class or a function"),
         ("Net", [], "strategy.runing_dependency imports nothing; add 'from package.module import Net'"),
-        (
-            "Alexnet",
-            ["from a import AlexNet"],
-            "is imported by no line of strategy.runing_dependency; did you mean 'AlexNet'?",
-        ),
+        ("Alexnet", ["from a import AlexNet"], "is imported by no line of strategy.runing_dependency; did you mean 'AlexNet'?"),
         ("a", ["import a"], "is the module 'a', not a class; write 'a.Class'"),
         ("Net", ["from a import *", "from b import *"], "may come from any of the modules a, b"),
     ],
 )
-def test_what_is_no_plain_import_is_refused_and_not_run(
-    name: str, lines: list[str], message: str, tmp_path: Path
-) -> None:
+def test_what_is_no_plain_import_is_refused_and_not_run(name: str, lines: list[str], message: str, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     with pytest.raises(InputError) as told:
         import_path(name.replace("{seen}", str(seen)), [line.replace("{seen}", str(seen)) for line in lines])
@@ -241,29 +235,14 @@ def test_what_is_no_plain_import_is_refused_and_not_run(
         ({"train": {"criterion": "MSE"}}, "train.criterion: Input should be 'CrossEntropy'"),
         ({"model_type": "pipe"}, "strategy.model_type 'pipe' trains nothing in FastSpeed"),
         ({"partition_type": "even"}, "strategy.partition_type: Input should be 'manual' or 'autobalanced'"),
-        (
-            {"manual_batchsize_list": [6, 2, 1]},
-            "manual_partition_list has 2 entries, manual_batchsize_list has 3",
-        ),
-        (
-            {"manual_batchsize_list": [6, 0]},
-            "manual_batchsize_list.1: Input should be greater than or equal to 1",
-        ),
+        ({"manual_batchsize_list": [6, 2, 1]}, "manual_partition_list has 2 entries, manual_batchsize_list has 3"),
+        ({"manual_batchsize_list": [6, 0]}, "manual_batchsize_list.1: Input should be greater than or equal to 1"),
         ({"manual_batchsize_list": None}, "partition_type 'manual' needs strategy.manual_batchsize_list"),
         ({"data": {"total_datasize": 15}}, "sums to 16 samples, but data.total_datasize is only 15: let it sum to that"),
-        (
-            {"partition_type": "autobalanced", "train": {"batch_size": None}},
-            "'autobalanced' needs train.batch_size",
-        ),
-        (
-            {"partition_type": "autobalanced", "unbalanced_strategy": "space"},
-            "unbalanced_strategy: Input should be 'time'",
-        ),
+        ({"partition_type": "autobalanced", "train": {"batch_size": None}}, "'autobalanced' needs train.batch_size"),
+        ({"partition_type": "autobalanced", "unbalanced_strategy": "space"}, "unbalanced_strategy: Input should be 'time'"),
         ({"train": {"isLoadModel": 1}}, "train.isLoadModel needs train.loadModelPath"),
-        (
-            {"train": {"saveModel": 1}},
-            "train.saveModel needs train.checkpoint_interval and train.checkpoint_folder",
-        ),
+        ({"train": {"saveModel": 1}}, "train.saveModel needs train.checkpoint_interval and train.checkpoint_folder"),
     ],
 )
 def test_wrong_configs_are_refused(change: dict[str, Any], message: str) -> None:
@@ -276,9 +255,7 @@ def test_params_and_other_refusals(tmp_path: Path) -> None:
     file = write(tmp_path / "args.json", arguments())
     params = Params(str(file))
     assert params.strategy["model_args"] == [5, 8]
-    assert (
-        json.loads(json.dumps(vars(params)))["train"]["isLoadModel"] is False
-    )  # as FastSpeed's main.py prints it
+    assert json.loads(json.dumps(vars(params)))["train"]["isLoadModel"] is False  # as FastSpeed's main.py prints it
     with pytest.raises(InputError, match="2 entries, but there are 3 devices"):
         convert(parse(), devices=["n0/0", "n0/1", "n1/0"])
     made = FastSpeed(params)
@@ -322,9 +299,7 @@ def test_checkpoints_are_read_without_running_them(tmp_path: Path) -> None:
 CONVERT = ("convert", "fastspeed")
 
 
-def test_the_command_writes_a_job_that_can_be_read(
-    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_job_that_can_be_read(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "args.json", arguments())
     cluster_of(1, 1).save(tmp_path / "two.json")
@@ -336,10 +311,7 @@ def test_the_command_writes_a_job_that_can_be_read(
     assert "written: jobs/a.yaml, jobs/a.plan.json" in said.out
     first, second, *_ = (tmp_path / "jobs/a.yaml").read_text().splitlines()
     assert first == "# hetpipe train jobs/a.yaml"
-    assert (
-        second
-        == f"# By hetpipe convert fastspeed args.json -o jobs/a.yaml --data '{data}' --cluster two.json"
-    )
+    assert second == f"# By hetpipe convert fastspeed args.json -o jobs/a.yaml --data '{data}' --cluster two.json"
     job = Job.read("jobs/a.yaml")
     job.check_files()
     assert job.plan.file is not None
@@ -347,19 +319,12 @@ def test_the_command_writes_a_job_that_can_be_read(
     told = json.loads(run(*CONVERT, "args.json", "-o", "b.yaml", "--data", "mine:build", "--json").out)
     assert told["files"] == ["b.yaml", "b.plan.json"]
     assert told["model"] == "tests.support.fastspeed_parts:Net"
-    line = {
-        "key": "strategy.model_args",
-        "fastspeed": "[5, 8]",
-        "job": "model.args.arguments",
-        "why": "the same",
-    }
+    line = {"key": "strategy.model_args", "fastspeed": "[5, 8]", "job": "model.args.arguments", "why": "the same"}
     assert line in told["changes"]
     assert Job.read("b.yaml").data.target == "mine:build"
 
 
-def test_the_command_refuses_with_exit_2_and_runs_nothing(
-    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_refuses_with_exit_2_and_runs_nothing(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text("open('seen', 'w')\n")  # importing it would leave a trace
     lines = ["from model import *", "import os; os.mkdir('seen too')"]
@@ -379,9 +344,4 @@ def test_the_command_refuses_with_exit_2_and_runs_nothing(
         assert message in said.err
     write(tmp_path / "args.json", arguments(runing_dependency=lines[:1]))
     assert run(*CONVERT, "args.json", "-o", "job.yaml").code == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "args.json",
-        "job.plan.json",
-        "job.yaml",
-        "model.py",
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["args.json", "job.plan.json", "job.yaml", "model.py"]

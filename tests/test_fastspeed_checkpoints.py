@@ -74,7 +74,7 @@ def test_the_state_of_another_optimizer_is_named() -> None:
         (lambda s: s["param_groups"][0].update(betas=(0.9, float("nan"))), "optimizer.param_groups.0.betas"),
         (lambda s: s["state"][0].pop("exp_avg"), "  optimizer.state.0: ['step', 'exp_avg_sq'], the parameter has "),
         (lambda s: s["state"][1].update(exp_avg=torch.zeros(7)), "  optimizer.state.1: {'exp_avg': (7,)}, the parameter has "),
-    ):  # fmt: skip
+    ):
         state = copy.deepcopy(optimizer.state_dict())
         change(state)
         with pytest.raises(InputError) as told:

@@ -77,15 +77,16 @@ def check(steps: list[Compared], samples: list[int]) -> None:
         assert step.loss_difference < 1e-10
 
 
-def test_gradients_are_true_where_fastspeed_s_are_not(
-    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_are_true_where_fastspeed_s_are_not(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cluster_of(2).save(tmp_path / "cluster.json")
     given = {}
     for name, (partition, batches, accumulate, *_) in CASES.items():
-        content = arguments(train={"gradient_accumulate_step": accumulate, "epochs": 2},
-                            manual_partition_list=partition, manual_batchsize_list=batches)  # fmt: skip
+        content = arguments(
+            train={"gradient_accumulate_step": accumulate, "epochs": 2},
+            manual_partition_list=partition,
+            manual_batchsize_list=batches,
+        )
         folder = name.replace(" ", "-")
         source = write(tmp_path / folder / "args.json", content)
         data = f"{{target: tests.support.fastspeed_parts:points, args: {{samples: {sum(partition)}}}}}"
@@ -96,18 +97,14 @@ def test_gradients_are_true_where_fastspeed_s_are_not(
     for rank, results in enumerate(found):
         for name, (partition, batches, _, of_surface, of_job) in CASES.items():
             own, steps = results[name]
-            print(
-                f"{name}: ratios {[f'{s.ratio:.6f}' for s in own.steps]} and {[f'{s.ratio:.6f}' for s in steps]}"
-            )
+            print(f"{name}: ratios {[f'{s.ratio:.6f}' for s in own.steps]} and {[f'{s.ratio:.6f}' for s in steps]}")
             check(own.steps, of_surface * 2)
             check(steps, of_job)
             assert (own.shares, own.partition) == (batches, partition)
             assert own.parameters == {"Total": 6 * 8 + 8 + 8 * 5 + 5, "Trainable": 6 * 8 + 8 + 8 * 5 + 5}
             assert len(own.epoch_losses) == 2
             assert own.epoch_losses[1] < own.epoch_losses[0]
-            assert own.throughputs == pytest.approx(
-                (2 * partition[rank] / own.seconds, 2 * sum(partition) / own.seconds)
-            )
+            assert own.throughputs == pytest.approx((2 * partition[rank] / own.seconds, 2 * sum(partition) / own.seconds))
     for name in CASES:
         first, second = (results[name][0] for results in found)
         assert first.epoch_losses == second.epoch_losses
@@ -126,18 +123,13 @@ def test_the_rest_of_the_surface(tmp_path: Path, capfd: pytest.CaptureFixture[st
             arguments({"total_datasize": 16}, {"epochs": 2}, manual_partition_list=[6, 2], manual_batchsize_list=[3, 1]),
             "plain",
         ),
-        "measured": (
-            arguments(train={"batch_size": 8}, partition_type="autobalanced", test_batchsize_bytime=4),
-            "plain",
-        ),
+        "measured": (arguments(train={"batch_size": 8}, partition_type="autobalanced", test_batchsize_bytime=4), "plain"),
         "whole": (arguments(train={"epochs": 4, **saving, "checkpoint_folder": "whole"}), "plain"),
         "half": (arguments(train={"epochs": 2, **saving}), "plain"),
         "other half": (arguments(train={"epochs": 2, **loading}), "plain"),
         "too many": (arguments(manual_partition_list=[8, 4, 4], manual_batchsize_list=[2, 1, 1]), "plain"),
     }
-    files = {
-        name: (str(write(tmp_path / f"{name}.json", content)), kind) for name, (content, kind) in rows.items()
-    }
+    files = {name: (str(write(tmp_path / f"{name}.json", content)), kind) for name, (content, kind) in rows.items()}
     for results in run_ranks(parts.surfaces, cluster_of(2), str(tmp_path), files):
         check(results["dict"].steps, [5, 5, 3])
         check(results["loss"].steps, [10, 3])
@@ -160,22 +152,13 @@ def test_the_rest_of_the_surface(tmp_path: Path, capfd: pytest.CaptureFixture[st
         "to 16 to train on all.\n"
     )
     assert capfd.readouterr().out.count(told) == 1
-    assert sorted(p.name for p in (tmp_path / "kept").iterdir()) == [
-        f"Net_DDP_Epoch{n}.pth" for n in range(4)
-    ]
+    assert sorted(p.name for p in (tmp_path / "kept").iterdir()) == [f"Net_DDP_Epoch{n}.pth" for n in range(4)]
 
 
 # ---- the jobs of configs/fastspeed
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("configs/fastspeed/*/args.json"))
-SHORT = (
-    "train.epochs=",
-    "train.steps=2",
-    "train.evaluate_samples=40",
-    "profiler.repeats=1",
-    "checkpoint=",
-    "log=",
-)
+SHORT = ("train.epochs=", "train.steps=2", "train.evaluate_samples=40", "profiler.repeats=1", "checkpoint=", "log=")
 
 
 @pytest.mark.slow
@@ -199,9 +182,7 @@ def test_jobs_of_configs_are_what_their_command_makes_and_train(
     if cifar10 and not CIFAR10.is_dir():
         pytest.skip("HETPIPE_DATA names no folder that holds 'cifar-10-batches-bin'")
     settings = [*SHORT, f"profiler.cache={tmp_path}"]
-    said = run(
-        "train", str(folder / "job.yaml"), "--json", *(part for s in settings for part in ("--set", s))
-    )
+    said = run("train", str(folder / "job.yaml"), "--json", *(part for s in settings for part in ("--set", s)))
     assert said.code == 0, said.err
     result = json.loads(said.out)
     assert set(result["utilisation"]) == {"n0/0", "n0/1"}
@@ -210,13 +191,8 @@ def test_jobs_of_configs_are_what_their_command_makes_and_train(
     assert 0 <= result["test_accuracy"] <= 1
 
 
-def test_without_cifar10_the_job_says_what_it_looks_for(
-    run: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cifar10_the_job_says_what_it_looks_for(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     said = run("train", "configs/fastspeed/alexnet/job.yaml", "--set", "data.args.folder=nowhere")
     assert said.code == 2
-    assert (
-        "cifar10: cannot read the folder nowhere: No such file or directory; expected there: data_batch_1.bin"
-        in said.err
-    )
+    assert "cifar10: cannot read the folder nowhere: No such file or directory; expected there: data_batch_1.bin" in said.err

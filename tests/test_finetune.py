@@ -1,5 +1,4 @@
-"""`hetpipe finetune`: from arguments to a job, what is said before training, and what is refused. (Runs: test_finetune_runs.py.)
-"""
+"""`hetpipe finetune`: from arguments to a job, what is said before training, what is refused. (Runs: test_finetune_runs.py.)"""
 
 from __future__ import annotations
 
@@ -13,17 +12,7 @@ import pytest
 
 from hetpipe.cli.finetune.table import how_to_load, instead_text, numbered
 from hetpipe.finetune.asked import Asked, parse_lora
-from hetpipe.finetune.draft import (
-    DataFacts,
-    ModelFacts,
-    base_of,
-    draft,
-    filled,
-    open_keys,
-    precision_of,
-    schedule,
-    steps_of,
-)
+from hetpipe.finetune.draft import DataFacts, ModelFacts, base_of, draft, filled, open_keys, precision_of, schedule, steps_of
 from hetpipe.finetune.emulated import parse_emulated
 from hetpipe.finetune.facts import model_facts
 from hetpipe.finetune.folder import write_cluster, write_job
@@ -70,10 +59,13 @@ def test_every_default_stands_in_the_job() -> None:
     assert job["data"] == {"name": "chat", "args": {"file": "chats.jsonl", "tokenizer": "tiny", "length": 100, "pack": True}}
     assert job["loss"] == {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
     assert job["train"] == {
-        "epochs": 1, "optimizer": {"name": "AdamW", "lr": 2e-4}, "clip_norm": 1.0, "precision": "auto",
+        "epochs": 1,
+        "optimizer": {"name": "AdamW", "lr": 2e-4},
+        "clip_norm": 1.0,
+        "precision": "auto",
         "global_batch": 16,  # rows: two samples of 40 tokens fit into 100
         "scheduler": {"name": "CosineAnnealingLR", "T_max": 1, "warmup_steps": 1},
-    }  # fmt: skip
+    }
     assert job["checkpoint"] == {"folder": "finetuned/checkpoints"}
     assert job["log"] == {"folder": "finetuned/run"}
     assert job["export"] == {"folder": "finetuned/adapter"}
@@ -110,8 +102,16 @@ def test_adapters_that_go_on_say_all_but_how_the_model_is_held(tmp_path: Path) -
 
 
 def test_options_and_settings_are_kept() -> None:
-    job = drafted(length=64, global_batch=8, epochs=3, tokenizer="words", out="here", precision="bf16", emulate=(CARDS,),
-                  settings=("adapter.targets=[q_proj]", "data.args.pack=false", "train.scheduler=", "train.seed=7"))  # fmt: skip
+    job = drafted(
+        length=64,
+        global_batch=8,
+        epochs=3,
+        tokenizer="words",
+        out="here",
+        precision="bf16",
+        emulate=(CARDS,),
+        settings=("adapter.targets=[q_proj]", "data.args.pack=false", "train.scheduler=", "train.seed=7"),
+    )
     assert open_keys(job) == []
     full = filled(job, ModelFacts(32, apart=True), facts(10, 20))
     assert full == job
@@ -138,15 +138,21 @@ def test_rows_are_not_packed_where_samples_would_move_each_others_positions() ->
     for lengths, packed in (((30, 40), True), ((41, 90), True), ((40, 41), False), ((3, 500, 41), False)):
         assert filled(drafted(), model, facts(*lengths))["data"]["args"]["pack"] is packed
     longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
-    phi3 = {"type": "phi3", "original_max_position_embeddings": 100, "max_position_embeddings": 1000, "pad_token_id": 0,
-            "rope_parameters": longrope}  # fmt: skip
+    phi3 = {
+        "type": "phi3",
+        "original_max_position_embeddings": 100,
+        "max_position_embeddings": 1000,
+        "pad_token_id": 0,
+        "rope_parameters": longrope,
+    }
     assert model_facts({"name": "causal_lm", "args": phi3}) == ModelFacts(1000, apart=True, switch=100)
 
 
 def test_samples_are_no_longer_than_the_model_has_positions_for() -> None:
     long = facts(5000)
-    assert filled(drafted(), ModelFacts(512), long)["data"]["args"] | {"length": 512, "pack": False} == (
-        filled(drafted(), ModelFacts(512), long)["data"]["args"]
+    assert (
+        filled(drafted(), ModelFacts(512), long)["data"]["args"] | {"length": 512, "pack": False}
+        == (filled(drafted(), ModelFacts(512), long)["data"]["args"])
     )
     assert filled(drafted(), ModelFacts(), long)["data"]["args"]["length"] == 2048
     text = Found("text", {"files": "a.txt"})
@@ -160,18 +166,28 @@ def test_samples_are_padded_where_the_model_does_not_tell_them_apart_or_the_job_
     assert filled(sizes, ModelFacts(apart=True), None)["data"]["args"]["pack"] is False
 
 
-@pytest.mark.parametrize(("given", "slowdown", "cards", "precision", "base"), [
-    (None, None, True, "auto", "bf16"), (None, None, False, None, "as-is"), (None, 4.0, True, None, "as-is"),
-    (None, {"fp32": 6.0, "fp16": 1.5}, False, "auto", "bf16"), (None, {"fp32": 6.0}, False, "auto", "as-is"),
-    ("fp16", None, True, "fp16", "fp16"), ("fp32", None, True, "fp32", "as-is"),
-    ("a=bf16", 2.0, False, {"a": "bf16"}, "bf16"), ("b=bf16", 2.0, False, {"b": "bf16"}, "as-is"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "slowdown", "cards", "precision", "base"),
+    [
+        (None, None, True, "auto", "bf16"),
+        (None, None, False, None, "as-is"),
+        (None, 4.0, True, None, "as-is"),
+        (None, {"fp32": 6.0, "fp16": 1.5}, False, "auto", "bf16"),
+        (None, {"fp32": 6.0}, False, "auto", "as-is"),
+        ("fp16", None, True, "fp16", "fp16"),
+        ("fp32", None, True, "fp32", "as-is"),
+        ("a=bf16", 2.0, False, {"a": "bf16"}, "bf16"),
+        ("b=bf16", 2.0, False, {"b": "bf16"}, "as-is"),
+    ],
+    ids=str,
+)
 def test_half_precision_where_devices_have_it(given: Any, slowdown: Any, cards: bool, precision: Any, base: str) -> None:
     cluster = None
     if slowdown is not None:
         kind = {"memory": "1 GiB", "emulate": {"slowdown": slowdown}}
-        cluster = Cluster.parse({"format": "hetpipe.cluster/1", "device_types": {"a": kind},
-                                 "nodes": [{"name": "n0", "devices": {"a": 2}}]}, "it")  # fmt: skip
+        cluster = Cluster.parse(
+            {"format": "hetpipe.cluster/1", "device_types": {"a": kind}, "nodes": [{"name": "n0", "devices": {"a": 2}}]}, "it"
+        )
     assert precision_of(given, cluster, cards=cards) == precision
     assert base_of(precision, cluster) == base
 
@@ -180,26 +196,40 @@ def test_emulated_cards() -> None:
     found = parse_emulated(["3090:24GiB:4, 2x1080ti:11GiB:10", "3090:24GiB:4"])
     cluster = Cluster.parse(found, "it")
     assert [(d.id, d.type) for d in cluster.devices] == [
-        ("n0/0", "3090"), ("n0/1", "1080ti"), ("n0/2", "1080ti"), ("n1/0", "3090"),
-    ]  # fmt: skip
+        ("n0/0", "3090"),
+        ("n0/1", "1080ti"),
+        ("n0/2", "1080ti"),
+        ("n1/0", "3090"),
+    ]
     assert cluster.type_of("n0/1").memory == 11 * 2**30
     assert cluster.device_types["3090"].emulate is not None
     assert cluster.device_types["3090"].emulate.slowdown == 4.0
 
 
-@pytest.mark.parametrize(("text", "wrong"), [
-    ("3090", "cannot read '3090'; write name:memory:slowdown"), ("0x3090:1GiB:2", "cannot read '0x3090:1GiB:2'"),
-    ("3090:1GiB:0.5", "a slowdown is a number from 1"), ("3090:1parsec:2", "cannot read '1parsec'"),
-    ("a:1GiB:2,a:2GiB:2", "'a' has two memories or slowdowns"), ("99999x9:1GiB:2", "device"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("3090", "cannot read '3090'; write name:memory:slowdown"),
+        ("0x3090:1GiB:2", "cannot read '0x3090:1GiB:2'"),
+        ("3090:1GiB:0.5", "a slowdown is a number from 1"),
+        ("3090:1parsec:2", "cannot read '1parsec'"),
+        ("a:1GiB:2,a:2GiB:2", "'a' has two memories or slowdowns"),
+        ("99999x9:1GiB:2", "device"),
+    ],
+)
 def test_emulated_cards_that_cannot_be(text: str, wrong: str) -> None:
     assert wrong in refusal(parse_emulated, machines=[text])
 
 
-@pytest.mark.parametrize(("text", "wrong"), [
-    ("rank=8", "unknown key 'rank'; known: r, alpha"), ("r", "r has no value"),
-    ("targets=q_proj", "write --set adapter.targets=q_proj"), ("8", "unknown key '8'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("rank=8", "unknown key 'rank'; known: r, alpha"),
+        ("r", "r has no value"),
+        ("targets=q_proj", "write --set adapter.targets=q_proj"),
+        ("8", "unknown key '8'"),
+    ],
+)
 def test_adapters_that_cannot_be(text: str, wrong: str) -> None:
     assert wrong in refusal(parse_lora, text=text)
 
@@ -236,12 +266,23 @@ def test_the_kind_of_data_is_told_by_the_first_record(tmp_path: Path) -> None:
     assert kind_of([spoken], {"prompt": "ask", "completion": "reply"}).kind == "instructions"
 
 
-@pytest.mark.parametrize(("record", "wrong"), [
-    ({"words": "a"}, "line 1 is a record with the keys ['words']; expected one with messages (or conversations), prompt and c"),
-    ("[1]", "record 1: expected a mapping with the key messages, or prompt and completion, found a int"), ("{", "line 1: "),
-    ("", "line 1: the line is empty"),
-    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "line 1: it has ['chosen', 'rejected']: these are preference data (as f"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("record", "wrong"),
+    [
+        (
+            {"words": "a"},
+            "line 1 is a record with the keys ['words']; expected one with messages (or conversations), prompt and c",
+        ),
+        ("[1]", "record 1: expected a mapping with the key messages, or prompt and completion, found a int"),
+        ("{", "line 1: "),
+        ("", "line 1: the line is empty"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "line 1: it has ['chosen', 'rejected']: these are preference data (as f",
+        ),
+    ],
+    ids=str,
+)
 def test_data_of_no_known_kind(tmp_path: Path, record: Any, wrong: str) -> None:
     assert wrong in refusal(kind_of, data=[lines(tmp_path / "a.jsonl", [record])])
     assert "holds no records" in refusal(kind_of, data=[lines(tmp_path / "b.jsonl", [])])
@@ -271,9 +312,7 @@ def test_a_job_is_made_of_a_model_and_its_data(tmp_path: Path, monkeypatch: pyte
     assert Cluster.load("out/cluster.yaml") == Cluster.parse(parse_emulated([CARDS]), "it")
 
 
-def test_what_is_missing_is_told_before_ranks_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command
-) -> None:  # fmt: skip
+def test_what_is_missing_is_told_before_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("ranks were started"))
     small_model(Path("tiny"))

@@ -41,9 +41,7 @@ def peft_loads(folder: Path) -> None:
     assert all(".lora_" in name for name in written)
 
 
-def test_from_a_folder_and_chats_to_an_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command
-) -> None:  # fmt: skip
+def test_from_a_folder_and_chats_to_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command) -> None:
     monkeypatch.chdir(tmp_path)
     ready(tmp_path)
     only = ("--dry-run", "--json", "--write-job", "mine.yaml")
@@ -54,8 +52,13 @@ def test_from_a_folder_and_chats_to_an_adapter(
     assert Job.read("mine.yaml") == Job.read("finetuned/job.yaml")
     ended = hetpipe("finetune", "tiny", "chats.jsonl", "--emulate", CARDS, *OPTIONS, folder=tmp_path, timeout=600)
     assert (ended.code, ended.leftover) == (0, []), ended.err
-    for word in ("3090 on n0, emulated", "24,576 of them train", "180 chats to train on, 20 held out", "equal data parallel",
-                 "1080ti alone"):  # fmt: skip
+    for word in (
+        "3090 on n0, emulated",
+        "24,576 of them train",
+        "180 chats to train on, 20 held out",
+        "equal data parallel",
+        "1080ti alone",
+    ):
         assert word in ended.out
     assert CONTROL.search(ended.out + ended.err) is None
     losses = json.loads((tmp_path / "finetuned" / "run" / "summary.json").read_text())["losses"]
@@ -85,9 +88,7 @@ def test_from_a_folder_and_chats_to_an_adapter(
 
 
 @pytest.mark.slow
-def test_all_parameters_train_and_a_whole_model_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command
-) -> None:  # fmt: skip
+def test_all_parameters_train_and_a_whole_model_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command) -> None:
     from transformers import AutoModelForCausalLM
 
     monkeypatch.chdir(tmp_path)
@@ -122,6 +123,7 @@ def test_two_agents_of_torchrun_train_the_same(tmp_path: Path) -> None:
     losses = json.loads((tmp_path / "finetuned" / "run" / "summary.json").read_text())["losses"]
     assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
     assert [node["devices"] for node in yaml.safe_load((tmp_path / "finetuned" / "cluster.yaml").read_text())["nodes"]] == [
-        {"3090": 1}, {"1080ti": 1},
-    ]  # fmt: skip
+        {"3090": 1},
+        {"1080ti": 1},
+    ]
     peft_loads(tmp_path)

@@ -43,12 +43,16 @@ def step(problem: Problem, plan: Plan) -> float:
 def unlike_nodes(**options: Any) -> Problem:
     """36 a on 18 nodes and 36 b on 5, 16 layers; two nodes of either have other links inside, and all are joined by slow ones."""
     cluster = make_cluster(
-        [{"a": 2}] * 18 + [{"b": 8}] * 4 + [{"b": 4}], memory={"a": 9_000, "b": 6_000}, link=SLOW,
+        [{"a": 2}] * 18 + [{"b": 8}] * 4 + [{"b": 4}],
+        memory={"a": 9_000, "b": 6_000},
+        link=SLOW,
         inside={"bandwidth": 4e5, "latency": 1e-4},
-    )  # fmt: skip
+    )
     other = {6: 1e5, 15: 1e5, 20: 2e6, 21: 2e6}
-    nodes = [node.model_copy(update={"link": Link(bandwidth=other[i], latency=1e-4)}) if i in other else node
-             for i, node in enumerate(cluster.nodes)]  # fmt: skip
+    nodes = [
+        node.model_copy(update={"link": Link(bandwidth=other[i], latency=1e-4)}) if i in other else node
+        for i, node in enumerate(cluster.nodes)
+    ]
     cluster = cluster.model_copy(update={"nodes": tuple(nodes)})
     profile = make_profile({"a": [0.05] * 16, "b": [0.085] * 16}, sizes=(1, 2, 4, 8), layer=LAYER, fixed=0.3)
     return make_problem(cluster, profile, 288, **options)
@@ -100,9 +104,12 @@ class TestNeverSlower:
         price = sum(problem.cluster.type_of(d).price_per_hour for d in plans[-1].device_ids)
         deadline = None if slack is None else slack * step(problem, plans[-1])
         limited = make_problem(
-            problem.cluster, problem.profile, problem.global_batch, max_price_per_hour=part * price,
+            problem.cluster,
+            problem.profile,
+            problem.global_batch,
+            max_price_per_hour=part * price,
             deadline_seconds_per_step=deadline,
-        )  # fmt: skip
+        )
         least = min((cost(limited, plan) for plan in plans), default=math.inf)
         if math.isfinite(least):
             found = Auto(time_limit_seconds=0.2)(limited).plan

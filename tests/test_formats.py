@@ -54,8 +54,10 @@ class TestCluster:
         nodes: list[dict[str, Any]] = [{"name": name, "devices": {"a": 2}} for name in ("n0", "n1", "n2", "n3")]
         nodes[1] |= {"adapters": 3}
         nodes[2] |= {"adapters": "per_device", "adapter": {"bandwidth": "8 GB/s", "bandwidth_in": "1 GB/s"}}
-        links = [{"between": ["n0", other], "points": [[0, 1.0], [8, 3.0], [16, 3.0 + 8 / rate]]}
-                 for other, rate in (("n1", 10.0), ("n2", 3.0), ("n3", 1.0))]  # fmt: skip
+        links = [
+            {"between": ["n0", other], "points": [[0, 1.0], [8, 3.0], [16, 3.0 + 8 / rate]]}
+            for other, rate in (("n1", 10.0), ("n2", 3.0), ("n3", 1.0))
+        ]
         found = Cluster.parse(cluster_document(nodes=nodes, links=links, link={"bandwidth": 5}), "x").adapter_rates
         assert found["n0"] == pytest.approx((10.0, 10.0))  # all of its links are its own
         assert found["n1"] == pytest.approx((30.0, 30.0))
@@ -93,12 +95,7 @@ class TestCluster:
         ],
     )
     def test_quantities(self, memory: Any, message: str) -> None:
-        refused(
-            Cluster,
-            cluster_document(device_types={"a": {"memory": memory}}),
-            "device_types.a.memory",
-            message,
-        )
+        refused(Cluster, cluster_document(device_types={"a": {"memory": memory}}), "device_types.a.memory", message)
 
     def test_no_devices(self) -> None:
         refused(Cluster, cluster_document(nodes=[{"name": "n0", "devices": {"a": 0}}]), "nodes.0.devices.a")
@@ -106,11 +103,7 @@ class TestCluster:
 
     def test_a_link_is_given_one_way(self) -> None:
         refused(Cluster, cluster_document(link={"latency": 1}), "either 'bandwidth'")
-        refused(
-            Cluster,
-            cluster_document(link={"points": [[5, 1.0], [5, 2.0]]}),
-            "increasing bytes, got sizes [5, 5]",
-        )
+        refused(Cluster, cluster_document(link={"points": [[5, 1.0], [5, 2.0]]}), "increasing bytes, got sizes [5, 5]")
 
     def test_unknown_device_and_missing_link(self) -> None:
         cluster = make_cluster([{"a": 2}])
@@ -145,22 +138,38 @@ class TestProfile:
         document["measurements"][0]["microbatch_sizes"] = [2, 1]
         refused(Profile, document, "microbatch_sizes must increase, got [2, 1]")
 
-    @pytest.mark.parametrize(("layer", "message"), [
-        ({"trained_bytes": 101}, "trained_bytes (101) are a part of parameter_bytes (100), and are more"),
-        ({"trained_bytes": 60, "tied_trained_bytes": 80},
-         "tied_trained_bytes (80) are a part of trained_bytes (60) and of tied_parameter_bytes (70), and are more"),
-        ({"tied_trained_bytes": 71},
-         "tied_trained_bytes (71) are a part of trained_bytes (100) and of tied_parameter_bytes (70), and are more"),
-        ({"trained_bytes": 60},
-         "of trained_bytes (60) 60 are beside tied_trained_bytes (0), but of parameter_bytes only 30 are not tied: give "),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("layer", "message"),
+        [
+            ({"trained_bytes": 101}, "trained_bytes (101) are a part of parameter_bytes (100), and are more"),
+            (
+                {"trained_bytes": 60, "tied_trained_bytes": 80},
+                "tied_trained_bytes (80) are a part of trained_bytes (60) and of tied_parameter_bytes (70), and are more",
+            ),
+            (
+                {"tied_trained_bytes": 71},
+                "tied_trained_bytes (71) are a part of trained_bytes (100) and of tied_parameter_bytes (70), and are more",
+            ),
+            (
+                {"trained_bytes": 60},
+                "of trained_bytes (60) 60 are beside tied_trained_bytes (0), but of parameter_bytes only 30 are not tied: give ",
+            ),
+        ],
+    )
     def test_more_trains_than_there_is(self, layer: dict[str, int], message: str) -> None:
         document = make_profile({"a": [1.0]}).model_dump(mode="json")
         document["layers"][0] |= {"parameter_bytes": 100, "tied": "wte", "tied_parameter_bytes": 70} | layer
         refused(Profile, document, f"layers.0: {message}")
 
-    @pytest.mark.parametrize(("layer", "trained"), [({}, (100, 70)), ({"trained_bytes": 30}, (30, 0)), (
-        {"trained_bytes": 80}, (80, 70)), ({"trained_bytes": 80, "tied_trained_bytes": 60}, (80, 60))])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("layer", "trained"),
+        [
+            ({}, (100, 70)),
+            ({"trained_bytes": 30}, (30, 0)),
+            ({"trained_bytes": 80}, (80, 70)),
+            ({"trained_bytes": 80, "tied_trained_bytes": 60}, (80, 60)),
+        ],
+    )
     def test_what_of_a_layer_trains(self, layer: dict[str, int], trained: tuple[int, int]) -> None:
         plain = {"parameter_bytes": 100, "tied": "wte", "tied_parameter_bytes": 70}
         (found,) = make_profile({"a": [1.0]}, layers=[plain | layer]).layers
@@ -168,9 +177,7 @@ class TestProfile:
 
     def test_a_type_that_was_not_measured(self) -> None:
         profile = make_profile({"a100": [1.0], "t4": [1.0]})
-        with pytest.raises(
-            InputError, match="no measurement of device type 'A100'; did you mean 'a100'. known: a100, t4"
-        ):
+        with pytest.raises(InputError, match="no measurement of device type 'A100'; did you mean 'a100'. known: a100, t4"):
             profile.measurement("A100")
         with pytest.raises(InputError, match="at tensor-parallel degree 2"):
             profile.measurement("t4", 2)
@@ -221,12 +228,7 @@ class TestPlan:
         profile = make_profile({"a": [1.0] * 4})
         document = profile.model_dump(mode="json") | {"model": "other"}
         with pytest.raises(InputError) as caught:
-            plan.check(
-                cluster=make_cluster([{"a": 1}]),
-                profile=Profile.parse(document, "x"),
-                global_batch=8,
-                source="plan.json",
-            )
+            plan.check(cluster=make_cluster([{"a": 1}]), profile=Profile.parse(document, "x"), global_batch=8, source="plan.json")
         text = str(caught.value)
         assert text.startswith("plan.json does not fit; make a new one with 'hetpipe plan'")
         for message in (

@@ -57,9 +57,14 @@ def test_an_action_takes_seconds_of_its_own_and_they_are_of_the_profile_of_each_
 def stand_for_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.cuda's figures of a card of 100 bytes, of which 70 are free, 12 held, 130 were held at most and 100 used."""
     figures: dict[str, Any] = {
-        "memory_allocated": 0, "mem_get_info": (70, 100), "memory_reserved": 12, "max_memory_reserved": 130,
-        "max_memory_allocated": 100, "empty_cache": None, "reset_peak_memory_stats": None,
-    }  # fmt: skip
+        "memory_allocated": 0,
+        "mem_get_info": (70, 100),
+        "memory_reserved": 12,
+        "max_memory_reserved": 130,
+        "max_memory_allocated": 100,
+        "empty_cache": None,
+        "reset_peak_memory_stats": None,
+    }
     for name, value in figures.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
 

@@ -21,14 +21,35 @@ def made(rows: list[tuple[float, float, bool, bool]]) -> Front:
     """(price per million samples, seconds, on the front, planned) of each sub-cluster."""
     documents: list[dict[str, Any]] = []
     for i, (price, seconds, best, planned) in enumerate(rows):
-        row: dict[str, Any] = {"nodes": {f"type{i}": i + 1}, "devices": {"gpu": i + 1}, "price_per_hour": price,
-                               "status": "dominated", "lower_bound_seconds": seconds}  # fmt: skip
+        row: dict[str, Any] = {
+            "nodes": {f"type{i}": i + 1},
+            "devices": {"gpu": i + 1},
+            "price_per_hour": price,
+            "status": "dominated",
+            "lower_bound_seconds": seconds,
+        }
         if planned:
-            row |= {"status": "planned", "on_front": best, "plan": {
-                "step_seconds": seconds, "price_per_million_samples": price, "samples_per_second": 1.0,
-                "pipeline_seconds": seconds, "gradient_sync_seconds": 0,
-                "embedding_sync_seconds": 0, "optimizer_seconds": 0, "peak_bytes": 1, "gap": None, "proof": None, "replicas": 1,
-                "microbatch_sizes": [1], "stages": [1], "tensor_parallel": [1], "partitions": {"8": 1}}}  # fmt: skip
+            row |= {
+                "status": "planned",
+                "on_front": best,
+                "plan": {
+                    "step_seconds": seconds,
+                    "price_per_million_samples": price,
+                    "samples_per_second": 1.0,
+                    "pipeline_seconds": seconds,
+                    "gradient_sync_seconds": 0,
+                    "embedding_sync_seconds": 0,
+                    "optimizer_seconds": 0,
+                    "peak_bytes": 1,
+                    "gap": None,
+                    "proof": None,
+                    "replicas": 1,
+                    "microbatch_sizes": [1],
+                    "stages": [1],
+                    "tensor_parallel": [1],
+                    "partitions": {"8": 1},
+                },
+            }
         documents.append(row)
     document = {"format": "hetpipe.front/1", "model": "net", "global_batch": 8, "partitioner": "auto", "rows": documents}
     return Front.parse(document, "the front")

@@ -57,8 +57,16 @@ def test_the_table_and_all_files(run: Command, folder: Path) -> None:
         name = "_".join(f"{key}-{count}" for key, count in row.nodes.items() if count)
         plan = Plan.load(f"plans/{name}.plan.json")
         plan.check(cluster=Cluster.load(f"plans/{name}.cluster.json"), profile=PROFILE)
-        simulated = run("simulate", "--plan", f"plans/{name}.plan.json", "--profile", "profile.json",
-                        "--cluster", f"plans/{name}.cluster.json", "--json")  # fmt: skip
+        simulated = run(
+            "simulate",
+            "--plan",
+            f"plans/{name}.plan.json",
+            "--profile",
+            "profile.json",
+            "--cluster",
+            f"plans/{name}.cluster.json",
+            "--json",
+        )
         assert row.plan is not None
         assert json.loads(simulated.out)["step_seconds"] == row.plan.step_seconds
 
@@ -73,11 +81,7 @@ def test_json_is_the_front_and_a_picture_is_drawn(run: Command, folder: Path) ->
 def test_a_cluster_and_limits(run: Command) -> None:
     options = (*OPTIONS[:5], "cluster.json", *OPTIONS[6:], "--json")
     front = Front.parse(json.loads(run(*options).out), "printed")
-    assert [row.nodes for row in front.rows] == [
-        {"ax1": 0, "bx2": 1},
-        {"ax1": 1, "bx2": 0},
-        {"ax1": 1, "bx2": 1},
-    ]
+    assert [row.nodes for row in front.rows] == [{"ax1": 0, "bx2": 1}, {"ax1": 1, "bx2": 0}, {"ax1": 1, "bx2": 1}]
     cheap = Front.parse(json.loads(run(*options, "--max-price-per-hour", 2).out), "printed")
     assert [row.status for row in cheap.rows] == ["planned", "excluded", "excluded"]
     assert cheap.max_price_per_hour == 2
@@ -87,18 +91,14 @@ def test_time_limit(run: Command) -> None:
     said = run(*OPTIONS, "--time-limit", "1e-9")
     assert said.code == 3
     assert "5 not planned in time" in said.out
-    assert said.err.startswith(
-        "error: no sub-cluster has a plan; of the largest: the time limit ended the search"
-    )
+    assert said.err.startswith("error: no sub-cluster has a plan; of the largest: the time limit ended the search")
 
 
 def test_nothing_fits_ends_with_3_and_writes_the_csv(run: Command, folder: Path) -> None:
     catalogue({"fast": "0..1"}, 1_000).save("catalogue.json")
     said = run(*OPTIONS, "--csv", "front.csv")
     assert said.code == 3
-    assert said.err.startswith(
-        "error: no sub-cluster has a plan; of the largest: no plan fits the memory of the cluster"
-    )
+    assert said.err.startswith("error: no sub-cluster has a plan; of the largest: no plan fits the memory of the cluster")
     assert "1 out of memory" in said.out
     (line,) = csv.DictReader(io.StringIO((folder / "front.csv").read_text()))
     assert (line["is_oom"], line["status"]) == ("True", "infeasible")
@@ -116,7 +116,7 @@ def test_nothing_fits_ends_with_3_and_writes_the_csv(run: Command, folder: Path)
         ((*OPTIONS[:5], "nowhere.yaml", *OPTIONS[6:]), "cannot read nowhere.yaml: No such file"),
         ((*OPTIONS[:5], "profile.json", *OPTIONS[6:]), "expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_end_with_2(run: Command, arguments: tuple[object, ...], message: str) -> None:
     said = run(*arguments)
     assert (said.code, said.out) == (2, "")

@@ -102,8 +102,7 @@ def test_the_profile_and_the_meter_see_as_many_bytes_less(trained: list[dict[str
 
 
 @pytest.mark.parametrize(
-    ("kind", "linear"),
-    [("llama", True), ("gpt2", True), ("phi", True), ("gemma2", False), ("granite", False), ("cohere", False)],
+    ("kind", "linear"), [("llama", True), ("gpt2", True), ("phi", True), ("gemma2", False), ("granite", False), ("cohere", False)]
 )
 def test_which_heads_can_is_found_by_what_they_compute(kind: str, linear: bool) -> None:
     """Of gemma2 the logits are capped, of granite and cohere scaled."""
@@ -113,9 +112,22 @@ def test_which_heads_can_is_found_by_what_they_compute(kind: str, linear: bool) 
     import transformers  # isort: skip
 
     config = tiny(*causal_lm_of(transformers.CONFIG_MAPPING[kind]())).to_dict()
-    small = {key: config[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-                                          "intermediate_size", "num_key_value_heads", "n_embd", "n_layer", "n_head")
-             if config.get(key) is not None and not (kind == "gpt2" and not key.startswith(("n_", "vocab")))}  # fmt: skip
+    small = {
+        key: config[key]
+        for key in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "head_dim",
+            "intermediate_size",
+            "num_key_value_heads",
+            "n_embd",
+            "n_layer",
+            "n_head",
+        )
+        if config.get(key) is not None and not (kind == "gpt2" and not key.startswith(("n_", "vocab")))
+    }
     if not linear:
         with pytest.raises(InputError, match=rf"of type '{kind}' cannot be computed a chunk of tokens at a time: its logits are"):
             causal_lm.build(type=kind, labels=True, **small)
@@ -151,8 +163,16 @@ MODEL = {"name": "causal_lm", "args": {**CHAINS["tied"], "vocab_size": 256}}
 
 
 def job(loss: dict[str, Any], model: dict[str, Any] = MODEL, data: dict[str, Any] | None = None) -> Job:
-    return Job.parse({"format": "hetpipe.job/1", "model": model, "loss": loss, "train": {"global_batch": 4, "steps": 3},
-                      "data": data or {"name": "text", "args": {"context": 16, "limit_bytes": 4000}}}, "job")  # fmt: skip
+    return Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "model": model,
+            "loss": loss,
+            "train": {"global_batch": 4, "steps": 3},
+            "data": data or {"name": "text", "args": {"context": 16, "limit_bytes": 4000}},
+        },
+        "job",
+    )
 
 
 def masked(ignored: int = -100, kind: str = "int64") -> DataSplits:
@@ -201,15 +221,25 @@ def with_labels(labels: Any = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"model": {"name": "gpt2"}}, "loss.fused is true, but model 'gpt2' has no argument 'labels'"),
-    ({"model": {"name": "causal_lm", "args": {"type": "qwen3", "labels": True}}}, "model.args has 'labels', which 'fused' in"),
-    ({"model": {"name": "causal_lm", "args": {"type": "gemma2"}}}, "'gemma2' cannot be computed a chunk of tokens at a time"),
-    ({"data": {"name": "random_classification"}, "model": {"target": "tests.test_fused_loss:with_labels"}},
-     r"layer '0' \(Linear\) does not run on the inputs"),
-    ({"data": {"target": "tests.test_fused_loss:masked", "args": {"ignored": 300}}},
-     r"the target of sample 0 is 300, but layer 'head' \(Head\) gives 256 classes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"name": "gpt2"}}, "loss.fused is true, but model 'gpt2' has no argument 'labels'"),
+        (
+            {"model": {"name": "causal_lm", "args": {"type": "qwen3", "labels": True}}},
+            "model.args has 'labels', which 'fused' in",
+        ),
+        ({"model": {"name": "causal_lm", "args": {"type": "gemma2"}}}, "'gemma2' cannot be computed a chunk of tokens at a time"),
+        (
+            {"data": {"name": "random_classification"}, "model": {"target": "tests.test_fused_loss:with_labels"}},
+            r"layer '0' \(Linear\) does not run on the inputs",
+        ),
+        (
+            {"data": {"target": "tests.test_fused_loss:masked", "args": {"ignored": 300}}},
+            r"the target of sample 0 is 300, but layer 'head' \(Head\) gives 256 classes",
+        ),
+    ],
+)
 def test_jobs_that_cannot_are_told_why(change: dict[str, Any], message: str) -> None:
     wrong = job({"fused": True}, **change)
     with pytest.raises(InputError, match=message):
@@ -217,8 +247,11 @@ def test_jobs_that_cannot_are_told_why(change: dict[str, Any], message: str) -> 
 
 
 def test_auto_stays_plain_where_a_model_has_no_labels() -> None:
-    made = job({"fused": "auto"}, model={"name": "mlp", "args": {"inputs": 32, "width": 8, "outputs": 10}},
-               data={"name": "random_classification"})  # fmt: skip
+    made = job(
+        {"fused": "auto"},
+        model={"name": "mlp", "args": {"inputs": 32, "width": 8, "outputs": 10}},
+        data={"name": "random_classification"},
+    )
     model = build_model(made, build_data(made).train)
     assert len(as_tuple(model.inputs)) == 1
     assert getattr(model.loss.function, "func", None) is not fused_cross_entropy
@@ -231,13 +264,16 @@ def test_a_target_that_would_be_ignored_by_another_number_is_refused() -> None:
         build_model(wrong, build_data(wrong).train)
 
 
-@pytest.mark.parametrize(("section", "message"), [
-    ({"name": "mse", "fused": True}, "'fused' is for name: cross_entropy"),
-    ({"target": "a:b", "fused": "auto"}, "'fused' is for name: cross_entropy"),
-    ({"fused": True, "class_weights": [1, 2]}, "leave 'class_weights' out, or 'fused'"),
-    ({"fused": "yes"}, "fused"),
-    ({"liger": True}, "computes the logits of a large vocabulary a chunk at a time"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"name": "mse", "fused": True}, "'fused' is for name: cross_entropy"),
+        ({"target": "a:b", "fused": "auto"}, "'fused' is for name: cross_entropy"),
+        ({"fused": True, "class_weights": [1, 2]}, "leave 'class_weights' out, or 'fused'"),
+        ({"fused": "yes"}, "fused"),
+        ({"liger": True}, "computes the logits of a large vocabulary a chunk at a time"),
+    ],
+)
 def test_wrong_sections_are_told(section: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         job(section)

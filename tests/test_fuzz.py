@@ -131,28 +131,45 @@ CONVERT = "convert fastspeed args.json"
 WHAT_IF = "what-if --global-batch 4 --time-limit 0.1 --json"
 COMMANDS = {
     "cluster.yaml": [
-        f"{PLAN} even", f"{PLAN} chain -o out.json", f"{PLAN} auto --json", f"{PLAN} even --pareto", SIMULATE, "train job.yaml",
-        f"show plan.json {PLANNING} -o out.svg", "export plan.json --to torchrun --cluster cluster.yaml",
+        f"{PLAN} even",
+        f"{PLAN} chain -o out.json",
+        f"{PLAN} auto --json",
+        f"{PLAN} even --pareto",
+        SIMULATE,
+        "train job.yaml",
+        f"show plan.json {PLANNING} -o out.svg",
+        "export plan.json --to torchrun --cluster cluster.yaml",
         f"{CONVERT} -o out.yaml --cluster cluster.yaml",
     ],
     "catalogue.yaml": [
-        "plan --profile profile.json --cluster catalogue.yaml --global-batch 4 --partitioner even --pareto --csv out.csv",
+        "plan --profile profile.json --cluster catalogue.yaml --global-batch 4 --partitioner even --pareto --csv out.csv"
     ],
     "profile.json": [
-        f"{PLAN} even", f"{PLAN} chain", f"{PLAN} auto", f"{SIMULATE} --trace out.json", f"show plan.json {PLANNING}",
+        f"{PLAN} even",
+        f"{PLAN} chain",
+        f"{PLAN} auto",
+        f"{SIMULATE} --trace out.json",
+        f"show plan.json {PLANNING}",
         "train job.yaml",
     ],
     "plan.json": [
-        SIMULATE, "show plan.json", f"show plan.json {PLANNING} -o out.html", "export plan.json --to torchrun -o out.sh",
-        "export plan.json --to megatron", "export plan.json --to deepspeed --cluster cluster.yaml", "train job.yaml",
+        SIMULATE,
+        "show plan.json",
+        f"show plan.json {PLANNING} -o out.html",
+        "export plan.json --to torchrun -o out.sh",
+        "export plan.json --to megatron",
+        "export plan.json --to deepspeed --cluster cluster.yaml",
+        "train job.yaml",
     ],
     "job.yaml": ["train job.yaml", "profile job.yaml -o out.json", "train job.yaml --set train.steps=3 --set log="],
     "cards.yaml": [f"{WHAT_IF} bert-base --gpus mine,t4 --without t4 --cards cards.yaml"],
-    "config.json": [f"{WHAT_IF} config.json --gpus t4 --without t4 --gpus p40 --network 1GB/s",
-                    f"{WHAT_IF} config.json --gpus t4 --lora r=8 --base nf4"],
+    "config.json": [
+        f"{WHAT_IF} config.json --gpus t4 --without t4 --gpus p40 --network 1GB/s",
+        f"{WHAT_IF} config.json --gpus t4 --lora r=8 --base nf4",
+    ],
     "shared.json": [f"{WHAT_IF} own --profiles shared.json --gpus t4,p40 --without p40"],
     "args.json": [f"{CONVERT} -o out.yaml", f"{CONVERT} -o out.yaml --data {{name: cifar10}} --json"],
-}  # fmt: skip
+}
 CATALOGUE = {
     "format": "hetpipe.catalogue/1",
     "device_types": {"cpu": {"memory": "1 GiB", "price_per_hour": 1.0}},
@@ -342,8 +359,12 @@ def test_a_folder_of_transformers(tmp_path: Path, model: str, part: str) -> None
         names = [name for name, _ in transformers_model(model, ZOO[model].config).named_parameters()]
         (folder / part).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, "model-1.safetensors")}))
     text = {"name": "random_classification"}
-    job = {"format": "hetpipe.job/1", "model": {"name": model, "args": {"weights": str(folder)}}, "data": text,
-           "train": {"global_batch": 1, "steps": 1}}  # fmt: skip
+    job = {
+        "format": "hetpipe.job/1",
+        "model": {"name": model, "args": {"weights": str(folder)}},
+        "data": text,
+        "train": {"global_batch": 1, "steps": 1},
+    }
 
     def build() -> None:
         with warnings.catch_warnings():

@@ -42,8 +42,17 @@ class Block(nn.Module):
 def gemma() -> tuple[GemmaForCausalLM, nn.Sequential]:
     """transformers' model in float64, and a chain of its own modules."""
     torch.manual_seed(3)
-    config = GemmaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-                         head_dim=8, vocab_size=WORDS, max_position_embeddings=32, use_cache=False)  # fmt: skip
+    config = GemmaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=WORDS,
+        max_position_embeddings=32,
+        use_cache=False,
+    )
     model = GemmaForCausalLM(config).double()
     blocks = [Block(model, layer) for layer in model.model.layers]
     return model, nn.Sequential(model.model.embed_tokens, *blocks, model.model.norm, model.lm_head)

@@ -55,10 +55,16 @@ def trained(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("base", ["as-is", "nf4"])
 def test_a_model_with_adapters_writes_what_it_was_trained_to(base: str, tmp_path: Path, run: Command) -> None:
     source = tokenizer(qwen(tmp_path / "source"))
-    job = Job.parse({
-        "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(source), "extras": []}},
-        "adapter": {"r": 2, "base": base}, "data": {"name": "text"}, "train": {"global_batch": 2, "steps": 1, "seed": 3},
-    }, "this test")  # fmt: skip
+    job = Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "model": {"name": "causal_lm", "args": {"weights": str(source), "extras": []}},
+            "adapter": {"r": 2, "base": base},
+            "data": {"name": "text"},
+            "train": {"global_batch": 2, "steps": 1, "seed": 3},
+        },
+        "this test",
+    )
     layers = build_layers(job)
     materialise(layers)
     trained = [p for p in layers.parameters() if p.requires_grad]
@@ -78,8 +84,13 @@ def test_a_model_with_adapters_writes_what_it_was_trained_to(base: str, tmp_path
 @pytest.mark.parametrize("where", ["saved", "saved/step-00000001", "job.yaml"])
 def test_it_writes_what_transformers_does(where: str, trained: tuple[Path, Path], tmp_path: Path, run: Command) -> None:
     source, folder = trained
-    job = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(source)}}, "data": {"name": "text"},
-           "train": {"global_batch": 2, "steps": 1}, "checkpoint": {"folder": str(folder)}}  # fmt: skip
+    job = {
+        "format": "hetpipe.job/1",
+        "model": {"name": "causal_lm", "args": {"weights": str(source)}},
+        "data": {"name": "text"},
+        "train": {"global_batch": 2, "steps": 1},
+        "checkpoint": {"folder": str(folder)},
+    }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     model: Any = transformers.Qwen3ForCausalLM.from_pretrained(source)
     out = model.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False)[0, 3:].tolist()
@@ -99,12 +110,23 @@ def likeliest(folder: Path, count: int, prompt: Sequence[int] = PROMPT) -> list[
     return words[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("settings", [
-    {"repetition_penalty": 20.0}, {"no_repeat_ngram_size": 1}, {"num_beams": 4, "length_penalty": 3.0},
-    {"suppress_tokens": [*range(100)]}, {"do_sample": True, "temperature": 5.0, "top_k": 3}, {"encoder_no_repeat_ngram_size": 1},
-    {"sequence_bias": [[[7], 100.0]]}, {"forced_eos_token_id": 9}, {"min_new_tokens": 6, "eos_token_id": 4},
-    {"exponential_decay_length_penalty": [1, 9.0], "eos_token_id": 4}, {"guidance_scale": 3.0},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 20.0},
+        {"no_repeat_ngram_size": 1},
+        {"num_beams": 4, "length_penalty": 3.0},
+        {"suppress_tokens": [*range(100)]},
+        {"do_sample": True, "temperature": 5.0, "top_k": 3},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"sequence_bias": [[[7], 100.0]]},
+        {"forced_eos_token_id": 9},
+        {"min_new_tokens": 6, "eos_token_id": 4},
+        {"exponential_decay_length_penalty": [1, 9.0], "eos_token_id": 4},
+        {"guidance_scale": 3.0},
+    ],
+    ids=str,
+)
 def test_the_likeliest_is_written_whatever_the_model_says_of_how_to_draw(
     settings: dict[str, Any], trained: tuple[Path, Path], run: Command
 ) -> None:
@@ -122,8 +144,12 @@ def test_it_ends_where_answers_end_that_were_learned(known: Any, tmp_path: Path,
     wanted = likeliest(source, 6)
     end = next(i for i in range(1, 6) if wanted[i] not in wanted[:i])
     digest = Tokenizer(str(source)).digest
-    saved(tmp_path / "saved", "causal_lm", {"weights": str(source)},
-          state={"data": {"samples": 3, "tokenizer": digest, "ends": [wanted[end]]}})  # fmt: skip
+    saved(
+        tmp_path / "saved",
+        "causal_lm",
+        {"weights": str(source)},
+        state={"data": {"samples": 3, "tokenizer": digest, "ends": [wanted[end]]}},
+    )
     found = json.loads(run("generate", tmp_path / "saved", text(PROMPT), "--tokens", 6, "--json").out)
     assert (found["text"], found["tokens"]) == (text(wanted[:end]), end + 1)
 
@@ -133,8 +159,13 @@ def test_a_base_that_was_moved_is_named_by_the_job(trained: tuple[Path, Path], t
     source, folder = trained
     wanted = run("generate", folder, text(PROMPT), "--tokens", 6).out
     moved = source.rename(tmp_path / "moved")
-    job = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": str(moved)}}, "data": {"name": "text"},
-           "train": {"global_batch": 2, "steps": 1}, "checkpoint": {"folder": str(folder)}}  # fmt: skip
+    job = {
+        "format": "hetpipe.job/1",
+        "model": {"name": "causal_lm", "args": {"weights": str(moved)}},
+        "data": {"name": "text"},
+        "train": {"global_batch": 2, "steps": 1},
+        "checkpoint": {"folder": str(folder)},
+    }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert f"{source} is no folder of save_pretrained" in refusal(run, folder, text(PROMPT))
     assert run("generate", tmp_path / "job.yaml", text(PROMPT), "--tokens", 6).out == wanted
@@ -146,8 +177,11 @@ def test_a_prompt_that_is_written_otherwise_than_in_training_is_told(tmp_path: P
     digests["template"] = Template(Tokenizer(str(source))).digest
     saved(tmp_path / "chats", "causal_lm", {"weights": str(source)}, state={"data": digests})
     saved(tmp_path / "texts", "causal_lm", {"weights": str(source)}, state={"data": {**digests, "template": None}})
-    told = {(name, more): run("generate", tmp_path / name, "w3", "--tokens", 1, *more).err
-            for name in ("chats", "texts") for more in ((), ("--chat",))}  # fmt: skip
+    told = {
+        (name, more): run("generate", tmp_path / name, "w3", "--tokens", 1, *more).err
+        for name in ("chats", "texts")
+        for more in ((), ("--chat",))
+    }
     assert "note: the run was trained on chats; --chat writes the prompt as one" in told["chats", ()]
     said = "note: the run was trained without a template of chats, and --chat writes the prompt by one"
     assert said in told["texts", ("--chat",)]
@@ -203,7 +237,8 @@ def test_a_tokenizer_that_is_missing_damaged_or_anothers(
     cache_here(tmp_path / "cache", monkeypatch)
     wrong = tokenizer(tmp_path / "wrong", 2 * TEXT_WORDS)
     assert "makes token 300 of the prompt, and the model has 256 of them; name the right" in refusal(
-        run, folder, "w3 w300", "--tokenizer", wrong)  # fmt: skip
+        run, folder, "w3 w300", "--tokenizer", wrong
+    )
     assert f"{tmp_path} holds no tokenizer: name one with --tokenizer" in refusal(run, folder, "w3", "--tokenizer", tmp_path)
     assert "tiny/none is no folder here, and it is not" in refusal(run, folder, "w3", "--tokenizer", "tiny/none")
     (source / "tokenizer.json").write_text("{")
@@ -218,7 +253,8 @@ def test_a_prompt_that_is_none_too_long_or_no_chat(trained: tuple[Path, Path], r
     source, folder = trained
     assert "the prompt has no tokens: write some words" in refusal(run, folder, "")
     assert "the prompt has 3 tokens, and --tokens is 62: together more than the model's 64 positions" in refusal(
-        run, folder, text(PROMPT), "--tokens", 62)  # fmt: skip
+        run, folder, text(PROMPT), "--tokens", 62
+    )
     (source / "chat_template.jinja").write_text("{{ raise_exception('no user here') }}")
     assert "template of chats does not take the prompt: no user here" in refusal(run, folder, "w3", "--chat")
     (source / "chat_template.jinja").unlink()

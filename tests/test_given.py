@@ -20,16 +20,7 @@ from hetpipe.layers.weights import empty_names, state_of
 from hetpipe.models import causal_lm
 from tests.support.adapted import SIZES, tokens
 from tests.support.hub import FIRST, cache_here, put
-from tests.support.peft_folders import (
-    BASES,
-    base_of,
-    chain_of,
-    changed,
-    logits_by_stages,
-    peft_folder,
-    plain,
-    with_peft,
-)
+from tests.support.peft_folders import BASES, base_of, chain_of, changed, logits_by_stages, peft_folder, plain, with_peft
 from tests.support.ranks import make_plan
 
 ATTENTION = {"gpt2": "c_attn", "phi3": "qkv_proj"}
@@ -80,8 +71,9 @@ def test_they_give_the_logits_of_peft(name: str, bases: dict[str, Path], tmp_pat
     assert not misses
 
 
-@pytest.mark.parametrize("config", [{"use_dora": True, "modules_to_save": ["norm"]},
-                                    {"modules_to_save": ["embed_tokens", "lm_head"]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "config", [{"use_dora": True, "modules_to_save": ["norm"]}, {"modules_to_save": ["embed_tokens", "lm_head"]}]
+)
 def test_a_run_from_them_is_that_of_peft(config: dict[str, Any], bases: dict[str, Path], tmp_path: Path) -> None:
     """Some steps of AdamW, in float64, on one device."""
     folder = peft_folder(bases["llama"], tmp_path / "adapter", target_modules="all-linear", lora_alpha=6, **config)
@@ -132,14 +124,25 @@ def test_what_is_said_beside_the_folder_is_the_same_or_refused(bases: dict[str, 
     section = adapter_of(go_on(bases, made))
     assert section is not None
     assert section.dropout == 0.1
-    others: dict[str, Any] = {"r": 8, "alpha": 16.0, "use_dora": True, "rank_stabilized": True, "train_also": ["norms"],
-                              "targets": "all-linear"}  # fmt: skip
+    others: dict[str, Any] = {
+        "r": 8,
+        "alpha": 16.0,
+        "use_dora": True,
+        "rank_stabilized": True,
+        "train_also": ["norms"],
+        "targets": "all-linear",
+    }
     with pytest.raises(InputError) as caught:
         go_on(bases, made, **others)
     assert f"adapter.weights: {made} says it otherwise; leave it out, or write what is there:" in str(caught.value)
-    for line in ("adapter.r is 8, and there 4", "adapter.alpha is 16.0, and there 8.0", "use_dora is True, and there False",
-                 "adapter.rank_stabilized is True, and there False", "adapter.train_also is ('norms',), and there ()",
-                 "adapter.targets is 'all-linear', and there ('q_proj', 'v_proj')"):  # fmt: skip
+    for line in (
+        "adapter.r is 8, and there 4",
+        "adapter.alpha is 16.0, and there 8.0",
+        "use_dora is True, and there False",
+        "adapter.rank_stabilized is True, and there False",
+        "adapter.train_also is ('norms',), and there ()",
+        "adapter.targets is 'all-linear', and there ('q_proj', 'v_proj')",
+    ):
         assert line in str(caught.value)
     with pytest.raises(InputError, match=r"adapter.targets is \('q_proj',\), and there \('q_proj', 'v_proj'\)"):
         go_on(bases, made, targets=["q_proj"])
@@ -165,10 +168,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "r": ({"r": "many"}, r"adapter_config.json in .*: 1 fault\(s\) in this configuration of adapters\n  r: .*'many'"),
     "another r": ({"r": 8}, r"lora_A.weight of .*q_proj' has shape \[4, 32\]; beside this module, with r 8, it is \[8, 32\]"),
     "DoRA": ({"use_dora": True}, "'model.layers.0.self_attn.q_proj' has no lora_magnitude_vector"),
-    "more targets": ({"target_modules": ["q_proj", "v_proj", "o_proj"]},
-                     "'model.layers.0.self_attn.o_proj' has no tensors, and is one of the target_modules in adapter_config.json"),
+    "more targets": (
+        {"target_modules": ["q_proj", "v_proj", "o_proj"]},
+        "'model.layers.0.self_attn.o_proj' has no tensors, and is one of the target_modules in adapter_config.json",
+    ),
     "more saved": ({"modules_to_save": ["lm_head"]}, "'lm_head.weight' is not there, and is one of the modules_to_save"),
-}  # fmt: skip
+}
 
 
 def test_what_peft_can_do_and_hetpipe_cannot_is_refused_by_name(bases: dict[str, Path], copy: Path) -> None:
@@ -187,25 +192,37 @@ def test_what_peft_can_do_and_hetpipe_cannot_is_refused_by_name(bases: dict[str,
 
 FIRST_A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 DAMAGED: dict[str, tuple[Any, str | None]] = {
-    "another module": (lambda held: held.update({FIRST_A.replace("q_proj", "z_proj"): held.pop(FIRST_A)}),
-                       r"self_attn.z_proj' is no module of the model\n(.*\n)*\(in the model names are as in 'model.layers"),
+    "another module": (
+        lambda held: held.update({FIRST_A.replace("q_proj", "z_proj"): held.pop(FIRST_A)}),
+        r"self_attn.z_proj' is no module of the model\n(.*\n)*\(in the model names are as in 'model.layers",
+    ),
     "one part": (lambda held: held.pop(FIRST_A), "'model.layers.0.self_attn.q_proj' has no lora_A.weight"),
-    "one more": (lambda held: held.update({FIRST_A.replace("lora_A", "lora_C"): torch.zeros(1)}),
-                 "'model.layers.0.self_attn.q_proj' has lora_C.weight, which is none of what adapter_config.json says"),
-    "a shape": (lambda held: held.update({FIRST_A: torch.zeros(4, 16)}),
-                r"lora_A.weight of .*0.self_attn.q_proj' has shape \[4, 16\]; beside this module, with r 4, it is \[4, 32\]"),
+    "one more": (
+        lambda held: held.update({FIRST_A.replace("lora_A", "lora_C"): torch.zeros(1)}),
+        "'model.layers.0.self_attn.q_proj' has lora_C.weight, which is none of what adapter_config.json says",
+    ),
+    "a shape": (
+        lambda held: held.update({FIRST_A: torch.zeros(4, 16)}),
+        r"lora_A.weight of .*0.self_attn.q_proj' has shape \[4, 16\]; beside this module, with r 4, it is \[4, 32\]",
+    ),
     "no prefix": (lambda held: held.update({"adapter.x": torch.zeros(1)}), "'adapter.x' does not begin with base_model.model."),
     "no number": (lambda held: held[FIRST_A].fill_(torch.nan), f"'{FIRST_A}' in .* holds infinite numbers, or such as are no"),
     "whole numbers": (lambda held: held.update({FIRST_A: torch.zeros(4, 32, dtype=torch.int8)}), "is of torch.int8, and an ada"),
-    "another tensor": (lambda held: held.update({"base_model.model.model.other.weight": torch.zeros(2)}),
-                       "'model.other.weight' is no tensor of the model"),
-    "another vocabulary": (lambda held: held.update({"base_model.model.lm_head.weight": torch.zeros(70, 32)}),
-                           r"'lm_head.weight' has shape \[70, 32\], in the model \[64, 32\]"),
-    "another base": (lambda held: held.update({"base_model.model.lm_head.weight": torch.zeros(64, 32)}),
-                     "'lm_head.weight', which did not train, has other numbers than in this model: it was another base"),
+    "another tensor": (
+        lambda held: held.update({"base_model.model.model.other.weight": torch.zeros(2)}),
+        "'model.other.weight' is no tensor of the model",
+    ),
+    "another vocabulary": (
+        lambda held: held.update({"base_model.model.lm_head.weight": torch.zeros(70, 32)}),
+        r"'lm_head.weight' has shape \[70, 32\], in the model \[64, 32\]",
+    ),
+    "another base": (
+        lambda held: held.update({"base_model.model.lm_head.weight": torch.zeros(64, 32)}),
+        "'lm_head.weight', which did not train, has other numbers than in this model: it was another base",
+    ),
     "nothing": (lambda held: held.clear(), "'model.layers.0.self_attn.q_proj' has no tensors"),
     "a norm": (lambda held: held.update({"base_model.model.model.norm.weight": torch.ones(32)}), None),  # as the base has it
-}  # fmt: skip
+}
 
 
 def test_what_does_not_fit_is_told_before_anything_is_measured(bases: dict[str, Path], made: Path, tmp_path: Path) -> None:

@@ -80,10 +80,7 @@ os.environ |= {"NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo", "N
 from hetpipe.__main__ import main
 main()
 """
-UNEQUAL = [
-    {"cuts": [4, 2], "sizes": [3, 3, 2], "devices": ["n0/0", "n1/0"]},
-    {"cuts": [6], "sizes": [2, 2], "devices": ["n2/0"]},
-]
+UNEQUAL = [{"cuts": [4, 2], "sizes": [3, 3, 2], "devices": ["n0/0", "n1/0"]}, {"cuts": [6], "sizes": [2, 2], "devices": ["n2/0"]}]
 
 
 def has_card() -> bool:
@@ -219,8 +216,13 @@ def test_unequal_pipelines_over_nccl_train_what_they_train_over_gloo(
     folder: Folder, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two stages beside one, the last batch of each epoch smaller: activations, gradients, sums and agreements of all kinds."""
-    file = folder.ready((1, 1, 1), UNEQUAL, loss={"name": "cross_entropy", "weight": weight}, train=train(steps=9),
-                        log={"folder": "card", "every_steps": 1})  # fmt: skip
+    file = folder.ready(
+        (1, 1, 1),
+        UNEQUAL,
+        loss={"name": "cross_entropy", "weight": weight},
+        train=train(steps=9),
+        log={"folder": "card", "every_steps": 1},
+    )
     on_one_card(folder, {0})
     assert "NCCL version" in (folder.path / "agent0.out").read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

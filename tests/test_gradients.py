@@ -15,17 +15,7 @@ from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
 from hetpipe.spec.cluster import BUCKET_BYTES
-from tests.support.owners import (
-    GROUP,
-    REPLACED,
-    Sums,
-    TwoOwners,
-    backward,
-    beside,
-    chain_of_layers,
-    same_gradients,
-    sync_of,
-)
+from tests.support.owners import GROUP, REPLACED, Sums, TwoOwners, backward, beside, chain_of_layers, same_gradients, sync_of
 
 
 @pytest.fixture
@@ -43,8 +33,10 @@ def train(layers: nn.Module, sync: GradientSync, microbatches: int, *, told: boo
         layers(torch.full((2, 4), i + 1.0, dtype=torch.float64, requires_grad=True)).square().sum().backward()
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.sampled_from([torch.float32, torch.float64, torch.bfloat16])), max_size=12),
-       st.integers(1, 300))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.sampled_from([torch.float32, torch.float64, torch.bfloat16])), max_size=12),
+    st.integers(1, 300),
+)
 def test_buckets_hold_every_parameter_once_from_the_last_to_the_first(rows: list[tuple[int, torch.dtype]], limit: int) -> None:
     parameters = tuple(nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in rows)
     with pytest.MonkeyPatch.context() as patch:

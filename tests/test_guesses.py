@@ -21,23 +21,34 @@ from tests.support.commands import Command
 from tests.support.pages import check_hetpipe
 
 JOB: dict[str, Any] = {
-    "format": "hetpipe.job/1", "model": {"name": "gpt"}, "data": {"name": "text"}, "train": {"global_batch": 8, "steps": 5},
-}  # fmt: skip
+    "format": "hetpipe.job/1",
+    "model": {"name": "gpt"},
+    "data": {"name": "text"},
+    "train": {"global_batch": 8, "steps": 5},
+}
 LINK: dict[str, Any] = {"bandwidth": 1e9}
 CLUSTER: dict[str, Any] = {
-    "format": "hetpipe.cluster/1", "device_types": {"a100": {"memory": 100}}, "link": LINK,
+    "format": "hetpipe.cluster/1",
+    "device_types": {"a100": {"memory": 100}},
+    "link": LINK,
     "nodes": [{"name": "n0", "devices": {"a100": 2}}],
-}  # fmt: skip
+}
 # where the keys of a table are tried: the document, and the path to the section in it
 TABLES: dict[str, tuple[dict[str, Any], tuple[str | int, ...], guesses.Guesses]] = {
-    "job": (JOB, (), guesses.JOB), "train": (JOB, ("train",), guesses.TRAIN), "model": (JOB, ("model",), guesses.MODEL),
-    "data": (JOB, ("data",), guesses.DATA), "loss": (JOB | {"loss": {"name": "mse"}}, ("loss",), guesses.LOSS),
-    "plan": (JOB | {"plan": {}}, ("plan",), guesses.PLAN), "log": (JOB | {"log": {"folder": "l"}}, ("log",), guesses.LOG),
+    "job": (JOB, (), guesses.JOB),
+    "train": (JOB, ("train",), guesses.TRAIN),
+    "model": (JOB, ("model",), guesses.MODEL),
+    "data": (JOB, ("data",), guesses.DATA),
+    "loss": (JOB | {"loss": {"name": "mse"}}, ("loss",), guesses.LOSS),
+    "plan": (JOB | {"plan": {}}, ("plan",), guesses.PLAN),
+    "log": (JOB | {"log": {"folder": "l"}}, ("log",), guesses.LOG),
     "checkpoint": (JOB | {"checkpoint": {"folder": "c"}}, ("checkpoint",), guesses.CHECKPOINT),
     "profiler": (JOB | {"profiler": {}}, ("profiler",), guesses.PROFILER),
-    "cluster": (CLUSTER, (), guesses.CLUSTER), "link": (CLUSTER, ("link",), guesses.LINK),
-    "device type": (CLUSTER, ("device_types", "a100"), guesses.DEVICE_TYPE), "node": (CLUSTER, ("nodes", 0), guesses.NODE),
-}  # fmt: skip
+    "cluster": (CLUSTER, (), guesses.CLUSTER),
+    "link": (CLUSTER, ("link",), guesses.LINK),
+    "device type": (CLUSTER, ("device_types", "a100"), guesses.DEVICE_TYPE),
+    "node": (CLUSTER, ("nodes", 0), guesses.NODE),
+}
 TRIED = [(table, key) for table, (_, _, answers) in TABLES.items() for key in answers]
 SNIPPET = re.compile(r"'((?:train|checkpoint|log|model|data|loss|plan|nodes|device_types|link): [\[{][^']*)'")
 
@@ -67,7 +78,7 @@ def test_answers_can_be_written() -> None:
     written = {snippet for _, _, answers in TABLES.values() for answer in answers.values() for snippet in SNIPPET.findall(answer)}
     assert len(written) > 20
     for snippet in written:
-        (key, value), = yaml.safe_load(snippet).items()  # fmt: skip
+        ((key, value),) = yaml.safe_load(snippet).items()
         if key in ("nodes", "device_types", "link"):
             own = CLUSTER | {key: value}
             if key == "device_types":

@@ -36,23 +36,43 @@ CASES = [
     HalfCase(name="bf16, recomputed, gpipe", plan=({**THREE, "recompute": True}, TWO), precision="bf16", schedule="gpipe"),
     HalfCase(name="fp32 beside bf16 in one pipeline, gpipe", plan=UNEVEN, precision=SIDE, schedule="gpipe"),
     HalfCase(name="fp16 beside bf16", plan=UNEVEN, precision=HALVES),
-    HalfCase(name="some layers without autocast in bf16", net="partly in full", plan=(THREE, TWO), precision="bf16",
-             schedule="gpipe"),
-    HalfCase(name="some layers without autocast, recomputed, fp16 beside bf16", net="partly in full",
-             plan=({**UNEVEN[0], "recompute": True}, UNEVEN[1]), precision=HALVES),
+    HalfCase(
+        name="some layers without autocast in bf16", net="partly in full", plan=(THREE, TWO), precision="bf16", schedule="gpipe"
+    ),
+    HalfCase(
+        name="some layers without autocast, recomputed, fp16 beside bf16",
+        net="partly in full",
+        plan=({**UNEVEN[0], "recompute": True}, UNEVEN[1]),
+        precision=HALVES,
+    ),
     HalfCase(name="tied words in bf16", net="tied", plan=(THREE, TWO), precision="bf16", schedule="gpipe"),
-    HalfCase(name="tied words, fp16 beside fp32", net="tied", plan=UNEVEN,
-             precision={**HALVES, "n1/0": "fp32", "n1/1": "fp32"}),
-    HalfCase(name="a stage frozen in bf16, between trained ones", net="middle stage frozen", plan=UNEVEN, precision="bf16",
-             frozen=torch.bfloat16, schedule="gpipe"),
-    HalfCase(name="a stage frozen in bf16, computed in fp16 beside bf16", net="last stage frozen", plan=UNEVEN, precision=HALVES,
-             frozen=torch.bfloat16),
-    HalfCase(name="few bits of its own, in bf16", net="few bits of its own", plan=(THREE, TWO), precision="bf16",
-             schedule="gpipe"),
-    HalfCase(name="few bits of its own, fp16 beside bf16, recomputed", net="few bits of its own",
-             plan=({**UNEVEN[0], "recompute": True}, UNEVEN[1]), precision=HALVES),
+    HalfCase(name="tied words, fp16 beside fp32", net="tied", plan=UNEVEN, precision={**HALVES, "n1/0": "fp32", "n1/1": "fp32"}),
+    HalfCase(
+        name="a stage frozen in bf16, between trained ones",
+        net="middle stage frozen",
+        plan=UNEVEN,
+        precision="bf16",
+        frozen=torch.bfloat16,
+        schedule="gpipe",
+    ),
+    HalfCase(
+        name="a stage frozen in bf16, computed in fp16 beside bf16",
+        net="last stage frozen",
+        plan=UNEVEN,
+        precision=HALVES,
+        frozen=torch.bfloat16,
+    ),
+    HalfCase(
+        name="few bits of its own, in bf16", net="few bits of its own", plan=(THREE, TWO), precision="bf16", schedule="gpipe"
+    ),
+    HalfCase(
+        name="few bits of its own, fp16 beside bf16, recomputed",
+        net="few bits of its own",
+        plan=({**UNEVEN[0], "recompute": True}, UNEVEN[1]),
+        precision=HALVES,
+    ),
     HalfCase(name="tuples in fp16", net="tuples", plan=UNEVEN, precision="fp16", schedule="gpipe"),
-]  # fmt: skip
+]
 
 
 def merged(results: list[Half]) -> tuple[list[list[float]], dict[str, list[Tensor]], dict[str, list[Tensor]]]:

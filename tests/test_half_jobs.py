@@ -52,8 +52,11 @@ def test_a_run_that_is_stopped_between_overflows_goes_on_bit_for_bit(folder: Fol
     for name, parts in (("whole", (24,)), ("stopped", (5, 24))):
         place = folder.path / name
         for steps in parts:
-            settings = (f"train.steps={steps}", f"checkpoint={{folder: {place}, every_steps: 5}}",
-                        f"log={{folder: {place}-log, every_steps: 1}}")  # fmt: skip
+            settings = (
+                f"train.steps={steps}",
+                f"checkpoint={{folder: {place}, every_steps: 5}}",
+                f"log={{folder: {place}-log, every_steps: 1}}",
+            )
             ended[name] = run("train", measured, *(x for s in settings for x in ("--set", s)))
             assert ended[name].code == 0, ended[name].err
     whole, stopped = (weights(measured, folder.path / name) for name in ("whole", "stopped"))
@@ -73,8 +76,12 @@ def test_a_run_that_is_stopped_between_overflows_goes_on_bit_for_bit(folder: Fol
 
 
 def test_where_no_scale_helps_the_run_ends_with_what_overflows(folder: Folder, run: Command, measured: Path) -> None:
-    settings = ("train.loss_scale={initial: 1.0}", "train.optimizer={name: SGD, lr: 1.0e+6}", "train.clip_norm=null",
-                "train.scheduler=null")  # fmt: skip
+    settings = (
+        "train.loss_scale={initial: 1.0}",
+        "train.optimizer={name: SGD, lr: 1.0e+6}",
+        "train.clip_norm=null",
+        "train.scheduler=null",
+    )
     ended = run("train", measured, *(x for s in settings for x in ("--set", s)))
     assert ended.code == 1
     assert "not finite" in ended.err
@@ -96,10 +103,14 @@ def test_auto_is_measured_planned_and_trained(folder: Folder, run: Command) -> N
         },
         "nodes": [{"name": "n0", "devices": {"new": 1, "old": 1}}],
         "link": {"bandwidth": "1 GB/s", "latency": "10 us"},
-    }  # fmt: skip
+    }
     folder.write("cluster.yaml", document)
-    job = folder.job(profile=None, plan={"partitioner": "even"}, train=train(dtype="float32", precision="auto", steps=3),
-                     profiler={"microbatch_sizes": [1], "repeats": 1})  # fmt: skip
+    job = folder.job(
+        profile=None,
+        plan={"partitioner": "even"},
+        train=train(dtype="float32", precision="auto", steps=3),
+        profiler={"microbatch_sizes": [1], "repeats": 1},
+    )
     ended = run("train", job)
     assert ended.code == 0, ended.err
     assert folder.read("log/plan.json")["precision"] == {"new": "bf16", "old": "fp32"}
@@ -109,9 +120,14 @@ def test_auto_is_measured_planned_and_trained(folder: Folder, run: Command) -> N
 
 def test_frozen_matrices_in_half_precision_are_measured_trained_and_saved(folder: Folder) -> None:
     """Under a plan and back under another one, on emulated devices, whose memory is counted."""
-    file = folder.ready((1, 1), rows=[{"cuts": [3, 3], "sizes": [6, 6]}], slowdown=2.0,
-                        model={"target": "tests.support.half:half_frozen"}, checkpoint={"folder": "saved"},
-                        train=train(dtype="float32", precision="bf16", frozen_dtype="bfloat16", steps=4))  # fmt: skip
+    file = folder.ready(
+        (1, 1),
+        rows=[{"cuts": [3, 3], "sizes": [6, 6]}],
+        slowdown=2.0,
+        model={"target": "tests.support.half:half_frozen"},
+        checkpoint={"folder": "saved"},
+        train=train(dtype="float32", precision="bf16", frozen_dtype="bfloat16", steps=4),
+    )
     folder.plan([{"cuts": [3, 3], "sizes": [6, 6], "devices": ["n0/0", "n1/0"]}], model="tests.support.half:half_frozen")
     settings = ("profile=null", "profiler={microbatch_sizes: [1], repeats: 1}")
 
@@ -129,16 +145,23 @@ def test_frozen_matrices_in_half_precision_are_measured_trained_and_saved(folder
     assert [*losses("train.steps=2"), *losses()] == whole
     saved = weights(file, Path("saved"))
     assert {name: value.dtype for name, value in saved.items() if value.dtype != torch.float32} == {
-        "2.weight": torch.bfloat16, "4.weight": torch.bfloat16,
-    }  # fmt: skip
+        "2.weight": torch.bfloat16,
+        "4.weight": torch.bfloat16,
+    }
     assert torch.equal(saved["2.weight"], half_frozen().get_parameter("2.weight").bfloat16())
     other: TrainResult = run_everywhere(Job.read(file, (*settings, "checkpoint=", "train.frozen_dtype=float32")), train_rank)
     assert other.losses == pytest.approx(whole, rel=1e-2)
     assert other.peak_bytes["n1/0"] > 0
 
 
-FEW_BITS = {"2.matrix": torch.float8_e4m3fn, "2.packed": torch.uint8, "2.shift": torch.float8_e5m2,
-            "4.matrix": torch.float8_e5m2, "4.packed": torch.uint8, "4.shift": torch.float8_e5m2}  # fmt: skip
+FEW_BITS = {
+    "2.matrix": torch.float8_e4m3fn,
+    "2.packed": torch.uint8,
+    "2.shift": torch.float8_e5m2,
+    "4.matrix": torch.float8_e5m2,
+    "4.packed": torch.uint8,
+    "4.shift": torch.float8_e5m2,
+}
 
 
 def test_what_layers_keep_in_few_bits_of_their_own_is_measured_trained_and_saved_as_it_is(folder: Folder) -> None:
@@ -150,8 +173,9 @@ def test_what_layers_keep_in_few_bits_of_their_own_is_measured_trained_and_saved
     assert {name: t.dtype for name, t in build_layers(Job.read(file)).state_dict().items() if name in FEW_BITS} == FEW_BITS
     found: TrainResult = run_everywhere(Job.read(file, ("profile=null",)), train_rank)
     assert found.losses == pytest.approx(train_reference(Job.read(file)).losses, rel=1e-10)
-    file = folder.ready((1, 1), **sections, slowdown=2.0, checkpoint={"folder": "saved"},
-                        train=train(dtype="float32", precision="bf16", steps=4))  # fmt: skip
+    file = folder.ready(
+        (1, 1), **sections, slowdown=2.0, checkpoint={"folder": "saved"}, train=train(dtype="float32", precision="bf16", steps=4)
+    )
     folder.plan([{"cuts": [3, 3], "sizes": [6, 6], "devices": ["n0/0", "n1/0"]}], model=model)
     settings = ("profile=null", "profiler={microbatch_sizes: [1], repeats: 1}")
 

@@ -31,13 +31,14 @@ def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -
     base = transformers_model("bert", ZOO["bert"].config).get_submodule("bert")
     assert isinstance(base, PreTrainedModel)
     base.save_pretrained(tmp_path / "base")  # no prefix, no classifier
-    state = {n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t.clone()
-             for n, t in base.state_dict().items() if "pooler" not in n}  # fmt: skip
+    state = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t.clone()
+        for n, t in base.state_dict().items()
+        if "pooler" not in n
+    }
     save_file(state, tmp_path / "base" / "model.safetensors")
     layers = ZOO["bert"].build(weights=str(tmp_path / "base"), num_labels=7)
-    with pytest.warns(
-        UserWarning, match=r"has no bert.pooler.dense.weight, .* classifier.bias: drawn at random"
-    ):
+    with pytest.warns(UserWarning, match=r"has no bert.pooler.dense.weight, .* classifier.bias: drawn at random"):
         materialise(layers)
     assert layers[-1].get_parameter("classifier.weight").shape == (7, 32)
     assert torch.equal(
@@ -47,9 +48,7 @@ def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -
         shorter = ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=2)
     materialise(shorter, 0, 3)
     deeper = ZOO["bert"].build(weights=str(tmp_path / "base"), num_hidden_layers=4)
-    with pytest.raises(
-        InputError, match=r"has no 'bert.encoder.layer.3.\S+': it does not hold the weights of a BertForSeq"
-    ):
+    with pytest.raises(InputError, match=r"has no 'bert.encoder.layer.3.\S+': it does not hold the weights of a BertForSeq"):
         materialise(deeper, 4, 5)
     with pytest.raises(
         InputError, match=r"embeddings.weight' has shape \(64, 32\), and the model's configuration asks for \(80, 32\)"
@@ -60,12 +59,7 @@ def test_an_older_folder_a_bare_base_model_and_what_is_missing(tmp_path: Path) -
 def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.torch import save_file
 
-    wanted = {
-        "number": torch.tensor(3.0),
-        "rows": torch.arange(35).view(7, 5),
-        "none": torch.empty(0, 3),
-        "row": torch.rand(9),
-    }
+    wanted = {"number": torch.tensor(3.0), "rows": torch.arange(35).view(7, 5), "none": torch.empty(0, 3), "row": torch.rand(9)}
     save_file(wanted, tmp_path / "x.safetensors")
     monkeypatch.setattr("hetpipe.checkpoints.stores.pieces.PIECE_BYTES", 48)
     files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
@@ -80,10 +74,7 @@ def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
 
     transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "t5")
     state = load_file(tmp_path / "t5" / "model.safetensors")
-    file, same = (
-        tmp_path / "t5" / "model.safetensors",
-        {**state, "lm_head.weight": state["shared.weight"].clone()},
-    )
+    file, same = (tmp_path / "t5" / "model.safetensors", {**state, "lm_head.weight": state["shared.weight"].clone()})
     save_file(same, file)
     tied = t5.build(weights=str(tmp_path / "t5"))
     assert tied[-1].get_parameter("lm_head.weight") is tied[0].get_parameter("embed_tokens.weight")
@@ -103,10 +94,7 @@ def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
         ({"n_layers": 3}, "gpt2: GPT2Config has no 'n_layers'; did you mean 'n_layer'?"),
         ({"attention": "flash"}, "gpt2: unknown attention 'flash'; known: sdpa, eager"),
         ({"weights": "nowhere"}, "nowhere is no folder of save_pretrained: it has no config.json"),
-        (
-            {"weights": "nowhere", "size": "gpt2"},
-            "gpt2: give size 'gpt2' or weights 'nowhere', whose config.json says the size",
-        ),
+        ({"weights": "nowhere", "size": "gpt2"}, "gpt2: give size 'gpt2' or weights 'nowhere', whose config.json says the size"),
         ({"add_cross_attention": True}, "gpt2: add_cross_attention is not supported"),
     ],
 )
@@ -123,16 +111,11 @@ def test_wrong_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*model\.safetensors: "):
         t5.build(weights=str(tmp_path / "t5"))
     (tmp_path / "t5" / "model.safetensors").unlink()
-    with pytest.raises(
-        InputError, match=r"has neither model.safetensors nor model.safetensors.index.json; load it with tran"
-    ):
+    with pytest.raises(InputError, match=r"has neither model.safetensors nor model.safetensors.index.json; load it with tran"):
         t5.build(weights=str(tmp_path / "t5"))
     index = {"weight_map": {"shared.weight": "model-00001-of-00001.safetensors"}}
     (tmp_path / "t5" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(
-        InputError,
-        match=r"lacks \['model-00001-of-00001.safetensors'\], which its model.safetensors.index.json",
-    ):
+    with pytest.raises(InputError, match=r"lacks \['model-00001-of-00001.safetensors'\], which its model.safetensors.index.json"):
         t5.build(weights=str(tmp_path / "t5"))
 
 
@@ -177,8 +160,18 @@ def test_all_files_of_a_tokenizer_are_handed_on(tmp_path: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", extra_special_tokens=["[ME]"])
     tokenizer.chat_template = {"default": "{{ messages }}", "tools": "{{ tools }}"}
     written = {Path(file) for file in tokenizer.save_pretrained(tmp_path / "source")}
-    older = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "spiece.model", "source.spm",
-             "bpe.codes", "dict.txt", "target_vocab.json", "chat_template.json")  # fmt: skip
+    older = (
+        "added_tokens.json",
+        "special_tokens_map.json",
+        "vocab.json",
+        "merges.txt",
+        "spiece.model",
+        "source.spm",
+        "bpe.codes",
+        "dict.txt",
+        "target_vocab.json",
+        "chat_template.json",
+    )
     for name in older:
         (tmp_path / "source" / name).write_text("{}")
     for name in ("config.json", "model.safetensors", "pytorch_model.bin", "training_args.bin"):
@@ -238,12 +231,7 @@ def test_a_sample_longer_than_the_positions() -> None:
 
 @pytest.mark.parametrize(
     ("size", "parameters"),
-    [
-        ("gpt2", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-    ],
+    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
 )
 def test_presets_have_the_published_sizes(size: str, parameters: int) -> None:
     layers = gpt2.build(size)

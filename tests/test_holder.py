@@ -16,9 +16,10 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from tests.support.ranks import make_plan
 
 OPTIMIZERS: dict[str, Any] = {
-    name: kind for name, kind in vars(torch.optim).items()
+    name: kind
+    for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-}  # fmt: skip
+}
 ROWS = torch.randn(4, 3)
 
 

@@ -39,9 +39,10 @@ def two(cache: Path, tmp_path: Path) -> Path:
     return cache
 
 
-@pytest.mark.parametrize(("weights", "commit", "source"), [
-    (NAME, SECOND, "b"), (f"{NAME}@old", FIRST, "a"), (f"{NAME}@{FIRST}", FIRST, "a"), ("a", None, "a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weights", "commit", "source"),
+    [(NAME, SECOND, "b"), (f"{NAME}@old", FIRST, "a"), (f"{NAME}@{FIRST}", FIRST, "a"), ("a", None, "a")],
+)
 def test_a_name_is_a_folder_of_the_cache(weights: str, commit: str | None, source: str, two: Path, tmp_path: Path) -> None:
     layers = causal_lm.build(weights=weights)
     assert revision_of(layers) == commit
@@ -68,15 +69,24 @@ def test_a_folder_of_that_name_wins(two: Path, tmp_path: Path) -> None:
         causal_lm.build(weights=NAME)
 
 
-@pytest.mark.parametrize(("weights", "message"), [
-    ("tiny/none", r"tiny/none is no folder here, and it is not \(or not whole\) in hugging\S+ cache .*; HF_HUB_OFFLINE is"),
-    (f"{NAME}@v9", r"tiny/qwen@v9 is no folder here, and revision 'v9' of it is not \(or not whole\) in huggingface_hub's cache"),
-    ("tiny/a--b", r"tiny/a--b is no folder here, and it is no name that a model on Hugging Face can have: "),
-    ("nowhere", r"nowhere is no folder of save_pretrained: it has no config.json, and no name of a model on Hugging \S+ \(own"),
-    ("a/b/c", r"a/b/c is no folder of save_pretrained: it has no config.json, and no name"),
-    ("./tiny/qwen", "tiny/qwen is no folder of save_pretrained"),
-    ("tiny/qwen@", "tiny/qwen@ is no folder of save_pretrained"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("tiny/none", r"tiny/none is no folder here, and it is not \(or not whole\) in hugging\S+ cache .*; HF_HUB_OFFLINE is"),
+        (
+            f"{NAME}@v9",
+            r"tiny/qwen@v9 is no folder here, and revision 'v9' of it is not \(or not whole\) in huggingface_hub's cache",
+        ),
+        ("tiny/a--b", r"tiny/a--b is no folder here, and it is no name that a model on Hugging Face can have: "),
+        (
+            "nowhere",
+            r"nowhere is no folder of save_pretrained: it has no config.json, and no name of a model on Hugging \S+ \(own",
+        ),
+        ("a/b/c", r"a/b/c is no folder of save_pretrained: it has no config.json, and no name"),
+        ("./tiny/qwen", "tiny/qwen is no folder of save_pretrained"),
+        ("tiny/qwen@", "tiny/qwen@ is no folder of save_pretrained"),
+    ],
+)
 def test_what_is_not_in_the_cache_is_told(weights: str, message: str, two: Path) -> None:
     for build in (causal_lm.build, gpt2.build, bert.build, t5.build):
         with pytest.raises(InputError, match=f"^{message}") as caught:
@@ -84,12 +94,15 @@ def test_what_is_not_in_the_cache_is_told(weights: str, message: str, two: Path)
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("error", "message"), [
-    ("GatedRepoError", "tiny/none on Hugging Face is gated: ask for access on its page there, and log in"),
-    ("RepositoryNotFoundError", "Hugging Face has no model of this name, or a private one"),
-    ("RevisionNotFoundError", "tiny/none on Hugging Face has no revision 'v2': name a branch, a tag or a commit's hash"),
-    ("LocalEntryNotFoundError", "revision 'v2' of it could not be had from Hugging Face: no way"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("GatedRepoError", "tiny/none on Hugging Face is gated: ask for access on its page there, and log in"),
+        ("RepositoryNotFoundError", "Hugging Face has no model of this name, or a private one"),
+        ("RevisionNotFoundError", "tiny/none on Hugging Face has no revision 'v2': name a branch, a tag or a commit's hash"),
+        ("LocalEntryNotFoundError", "revision 'v2' of it could not be had from Hugging Face: no way"),
+    ],
+)
 def test_what_the_hub_says_is_one_line(error: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub import errors
@@ -131,13 +144,28 @@ def test_only_what_is_read_is_downloaded_and_one_process_shows_it(monkeypatch: p
     enable_progress_bars()
     first, second = asked
     chosen = filter_repo_objects(
-        ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json", "run.py",
-         "pytorch_model.bin", "original/consolidated.00.pth", "consolidated.safetensors", "onnx/model.onnx",
-         "generation_config.json"],
-        allow_patterns=first["allow_patterns"])  # fmt: skip
+        [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+            "run.py",
+            "pytorch_model.bin",
+            "original/consolidated.00.pth",
+            "consolidated.safetensors",
+            "onnx/model.onnx",
+            "generation_config.json",
+        ],
+        allow_patterns=first["allow_patterns"],
+    )
     assert "adapter_config.json" in first["allow_patterns"], "by which a base with adapters is known"
-    assert [*chosen] == ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
-                         "generation_config.json"]  # fmt: skip
+    assert [*chosen] == [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "generation_config.json",
+    ]
     assert {*second["allow_patterns"]} == {*first["allow_patterns"], "*.py"}
 
 

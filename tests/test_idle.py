@@ -36,9 +36,7 @@ def random_plan(problem: Problem, seed: int) -> Plan:
         ]
         replicas.append({"microbatch_sizes": sizes, "stages": stages})
     total = sum(sum(replica["microbatch_sizes"]) for replica in replicas)
-    return Plan.parse(
-        {"format": "hetpipe.plan/1", "model": "test", "global_batch": total, "replicas": replicas}, "a random plan"
-    )
+    return Plan.parse({"format": "hetpipe.plan/1", "model": "test", "global_batch": total, "replicas": replicas}, "a random plan")
 
 
 @settings(**UNHURRIED, max_examples=200)
@@ -93,8 +91,11 @@ def under_way(spans: Sequence[Span], awaited: Span, when: float) -> bool:
     if awaited.start <= when:
         return False
     beside = awaited.stage + (1 if awaited.kind == "B" else -1)
-    source = [x for x in spans if (x.replica, x.stage, x.kind, x.microbatch)
-              == (awaited.replica, beside, awaited.kind, awaited.microbatch)]  # fmt: skip
+    source = [
+        x
+        for x in spans
+        if (x.replica, x.stage, x.kind, x.microbatch) == (awaited.replica, beside, awaited.kind, awaited.microbatch)
+    ]
     return bool(source) and (when >= source[0].end or under_way(spans, source[0], when))
 
 
@@ -126,32 +127,44 @@ def pipeline(forward: list[float], m: int, schedule: str = "1f1b", backward: flo
     cluster = make_cluster([dict.fromkeys(kinds, 1)], link=link)
     profile = make_profile({kind: [t] * len(forward) for kind, t in zip(kinds, forward, strict=True)}, backward=backward)
     stages = [{"layers": [s, s + 1], "devices": [f"n0/{s}"]} for s in range(len(forward))]
-    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": m, "schedule": schedule,
-                "replicas": [{"microbatch_sizes": [1] * m, "stages": stages}]}  # fmt: skip
+    document = {
+        "format": "hetpipe.plan/1",
+        "model": "test",
+        "global_batch": m,
+        "schedule": schedule,
+        "replicas": [{"microbatch_sizes": [1] * m, "stages": stages}],
+    }
     return simulate(Plan.parse(document, "a plan"), profile, cluster)
 
 
 def test_the_stage_beside_a_slower_one_waits_for_it() -> None:
     r"""Stage 1 takes twice as long.
 
-        time    0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18
-        stage 0 F0  F1  ·   ·   ·   ·   ·   B0  B0  F2  ·   ·   ·   B1  B1  ·   ·   ·   ·   B2 B2
-        stage 1 ·   F0  F0  B0  B0  B0  B0  F1  F1  B1  B1  B1  B1  F2  F2  B2  B2  B2  B2
+    time    0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18
+    stage 0 F0  F1  ·   ·   ·   ·   ·   B0  B0  F2  ·   ·   ·   B1  B1  ·   ·   ·   ·   B2 B2
+    stage 1 ·   F0  F0  B0  B0  B0  B0  F1  F1  B1  B1  B1  B1  F2  F2  B2  B2  B2  B2
     """
     timeline = pipeline([1.0, 2.0], 3)
     assert timeline.step_seconds == 21
     assert idle_gaps(timeline) == {
-        "n0/0": [Gap(2, 7, "fill and drain"), Gap(10, 13, "slower stage"),
-                 Gap(15, 16, "fill and drain"), Gap(16, 19, "slower stage")],
+        "n0/0": [
+            Gap(2, 7, "fill and drain"),
+            Gap(10, 13, "slower stage"),
+            Gap(15, 16, "fill and drain"),
+            Gap(16, 19, "slower stage"),
+        ],
         "n0/1": [Gap(0, 1, "fill and drain"), Gap(19, 21, "fill and drain")],
-    }  # fmt: skip
+    }
 
 
 def test_a_message_under_way_is_the_link_whoever_waits_for_it() -> None:
     timeline = pipeline([1.0, 1.0, 1.0], 1, latency=0.5)
     assert idle_gaps(timeline)["n0/2"][:4] == [
-        Gap(0, 1, "fill and drain"), Gap(1, 1.5, "link"), Gap(1.5, 2.5, "fill and drain"), Gap(2.5, 3, "link"),
-    ]  # fmt: skip
+        Gap(0, 1, "fill and drain"),
+        Gap(1, 1.5, "link"),
+        Gap(1.5, 2.5, "fill and drain"),
+        Gap(2.5, 3, "link"),
+    ]
     assert idle_seconds(timeline) == {f"n0/{s}": pytest.approx(EVEN | {"fill and drain": 6, "link": 2}) for s in range(3)}
 
 
@@ -161,20 +174,26 @@ def test_what_a_measured_device_does_between_actions_is_overhead() -> None:
 
     timeline = Timeline(
         spans=(span("F", 1, 2, 0), span("B", 3, 5, 0), span("sync", 5, 7), span("optimizer", 7, 8)),
-        step_seconds=9, pipeline_seconds=5, sync_seconds=2, optimizer_seconds=1,
-    )  # fmt: skip
+        step_seconds=9,
+        pipeline_seconds=5,
+        sync_seconds=2,
+        optimizer_seconds=1,
+    )
     assert idle_gaps(timeline)["n0/0"] == [
-        Gap(0, 1, "overhead"), Gap(2, 3, "overhead"), Gap(5, 7, "gradient sum"), Gap(8, 9, "overhead"),
-    ]  # fmt: skip
+        Gap(0, 1, "overhead"),
+        Gap(2, 3, "overhead"),
+        Gap(5, 7, "gradient sum"),
+        Gap(8, 9, "overhead"),
+    ]
     assert idle_seconds(timeline)["n0/0"] == dict.fromkeys(CAUSES, 0.0) | {"overhead": 3.0, "gradient sum": 2.0}
 
 
 def test_a_replica_of_one_stage_waits_for_other_replicas_and_never_for_a_stage() -> None:
     """A replica of one stage has no other; it waits for the slower replica, and for the sums.
 
-        time      0     0.5   1   1.5 2.5 3.5 …  9.5 10.5 11.5
-        replica 0 O     F     F   B   B   ·   ·  ·   ·    sum
-        replica 1 O     O     O   F   F   F   B  B   B    sum
+    time      0     0.5   1   1.5 2.5 3.5 …  9.5 10.5 11.5
+    replica 0 O     F     F   B   B   ·   ·  ·   ·    sum
+    replica 1 O     O     O   F   F   F   B  B   B    sum
     """
     layer = {"name": "one", "parameter_bytes": 1000, "output_bytes_per_sample": 4, "saved_bytes_per_sample": 4}
     cluster = make_cluster([{"fast": 1, "slow": 1}], link={"bandwidth": 1000.0, "latency": 0.0})
@@ -189,8 +208,12 @@ def test_a_replica_of_one_stage_waits_for_other_replicas_and_never_for_a_stage()
 def test_a_stage_waits_for_the_longer_optimizer_of_its_pipeline_before_its_first_forward() -> None:
     cluster = make_cluster([{"a": 2}], link={"bandwidth": 1e15, "latency": 0.0})
     stages = [{"layers": [s, s + 1], "devices": [f"n0/{s}"]} for s in range(2)]
-    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 1,
-                "replicas": [{"microbatch_sizes": [1], "stages": stages}]}  # fmt: skip
+    document = {
+        "format": "hetpipe.plan/1",
+        "model": "test",
+        "global_batch": 1,
+        "replicas": [{"microbatch_sizes": [1], "stages": stages}],
+    }
     timeline = simulate(Plan.parse(document, "a plan"), make_profile({"a": [1.0, 2.0]}, optimizer=0.5), cluster)
     assert timeline.step_seconds == 10
     assert idle_gaps(timeline) == {

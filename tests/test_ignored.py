@@ -27,9 +27,7 @@ def alone() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def wrapped(
-    backend: Backend, weight: LossWeight, words: Tensors, ignore_index: int = -100
-) -> tuple[nn.Sequential, PlanEngine]:
+def wrapped(backend: Backend, weight: LossWeight, words: Tensors, ignore_index: int = -100) -> tuple[nn.Sequential, PlanEngine]:
     model = build("tied")
     plan = make_plan([{"cuts": [10], "sizes": [4, 4, 3]}], schedule="gpipe")
     return model, hetpipe.wrap(model, plan, words, cross_entropy, loss_weight=weight, ignore_index=ignore_index, backend=backend)

@@ -29,11 +29,7 @@ def test_fasop(fasop: Path) -> None:
         model="net", nodes="1xA100x4,1xA10x2", link=Link(bandwidth=5e9), inside=links, number_bytes=2, **FASOP_SIZES
     )
     profile, cluster = import_published("fasop", [fasop], options)
-    assert [(m.device_type, m.tensor_parallel) for m in profile.measurements] == [
-        ("A100", 1),
-        ("A100", 2),
-        ("A10", 1),
-    ]
+    assert [(m.device_type, m.tensor_parallel) for m in profile.measurements] == [("A100", 1), ("A100", 2), ("A10", 1)]
     forward, backward = profile.measurement("A10").times(3)
     assert list(forward) == [12, 15, 15, 18]  # times grow with the micro-batch
     assert list(forward + backward) == [36, 45, 45, 54]  # three times the forward
@@ -75,8 +71,13 @@ def test_fasop_factors(tmp_path: Path) -> None:
 def test_fasop_t5_has_two_halves_and_no_head(tmp_path: Path) -> None:
     t5 = fasop_model(tmp_path, "T5", [1.0] * 6)
     assert [layer.name for layer in t5.layers] == [
-        "embedding", "encoder.0", "encoder.1", "decoder_embedding", "decoder.0", "decoder.1",
-    ]  # fmt: skip
+        "embedding",
+        "encoder.0",
+        "encoder.1",
+        "decoder_embedding",
+        "decoder.0",
+        "decoder.1",
+    ]
     assert [layer.tied for layer in t5.layers] == ["vocabulary", None, None, "vocabulary", None, None]
     assert [layer.parameter_bytes for layer in t5.layers[2:5]] == [4 * (12 * 64 + 13 * 8), 4 * 100 * 8, 4 * (12 * 64 + 13 * 8)]
     own = [1.386 * 1.244, 1.173, 1.173, 1.386 * 1.244, 1.142, 1.142]
@@ -87,20 +88,13 @@ def test_fasop_t5_has_two_halves_and_no_head(tmp_path: Path) -> None:
 def test_activations_of_a_block_are_those_of_korthikanti_et_al() -> None:
     # s·h·(34 + 5·a·s/h) bytes a sample in 16-bit numbers
     options = ImportOptions(
-        model="gpt3",
-        hidden_size=12288,
-        sequence_length=2048,
-        attention_heads=96,
-        vocabulary=50000,
-        number_bytes=2,
+        model="gpt3", hidden_size=12288, sequence_length=2048, attention_heads=96, vocabulary=50000, number_bytes=2
     )
     assert gpt_bytes(3, options).saved[1] == 2048 * 12288 * (34 + 5 * 96 * 2048 // 12288)
 
 
 def test_fasop_says_what_it_needs(fasop: Path) -> None:
-    with pytest.raises(
-        InputError, match="--hidden-size, --sequence-length, --attention-heads, --vocabulary would say"
-    ):
+    with pytest.raises(InputError, match="--hidden-size, --sequence-length, --attention-heads, --vocabulary would say"):
         import_published("fasop", [fasop], ImportOptions(model="net"))
     sizes = ImportOptions(model="nett", **FASOP_SIZES)
     with pytest.raises(InputError, match="has no model 'nett'; did you mean 'net'\\?"):
@@ -113,9 +107,7 @@ def test_fasop_says_what_it_needs(fasop: Path) -> None:
 
 
 def test_links_that_are_not_given(fasop: Path) -> None:
-    with pytest.raises(
-        InputError, match="the link inside nodes of A10 is not known; say it: --inside 'A10=12 GB/s'"
-    ):
+    with pytest.raises(InputError, match="the link inside nodes of A10 is not known; say it: --inside 'A10=12 GB/s'"):
         import_published("fasop", [fasop], ImportOptions(model="net", nodes="1xA10x2", **FASOP_SIZES))
     with pytest.raises(InputError, match="--link '5 GB/s'"):
         import_published("fasop", [fasop], ImportOptions(model="net", nodes="2xA10x1", **FASOP_SIZES))

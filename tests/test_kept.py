@@ -127,7 +127,7 @@ CONTAINERS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {  # wh
     "a fixed deque": (lambda: FixedDeque([1, 2], maxlen=2), lambda held: deque.append(held, 3)),
     "a view": (lambda: View(a=1, b=2), lambda held: held._items.pop("a")),
     "a proxy": (lambda: MappingProxyType({"a": 1}), lambda _: None),
-}  # fmt: skip
+}
 
 
 def content(held: Any) -> Any:

@@ -98,10 +98,14 @@ def test_layers_that_differ_in_their_numbers_only_are_of_one_kind() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: linear(bias=False), lambda: linear(dtype=torch.float32).requires_grad_(False), nn.Tanh,
-        lambda: nn.Sequential(linear()), lambda: Scaled(0.0), lambda: nn.Linear(8, 8).eval(),
+        lambda: linear(bias=False),
+        lambda: linear(dtype=torch.float32).requires_grad_(False),
+        nn.Tanh,
+        lambda: nn.Sequential(linear()),
+        lambda: Scaled(0.0),
+        lambda: nn.Linear(8, 8).eval(),
     ],
-)  # fmt: skip
+)
 def test_layers_that_compute_something_else_are_not(other: Callable[[], nn.Module]) -> None:
     layers = (linear(), linear(), other(), linear(), linear())
     assert first(*layers) == (0, 1, 2, 1, 4)
@@ -182,8 +186,9 @@ def test_layers_that_are_given_something_else_run_again() -> None:
 
 def test_boundaries_find_kinds_once_and_use_them_for_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = model(linear(), *(Scaled(0.5) for _ in range(6)), linear())
-    replica = ReplicaPlan(stages=(StagePlan(devices=("a",), layers=(0, 4)),
-        StagePlan(devices=("b",), layers=(4, 8))), microbatch_sizes=(2,))
+    replica = ReplicaPlan(
+        stages=(StagePlan(devices=("a",), layers=(0, 4)), StagePlan(devices=("b",), layers=(4, 8))), microbatch_sizes=(2,)
+    )
     found = Boundaries(made, made.layers, replica, [AS_BUILT, NumberTypes.at("bf16")])
     runs = noted_runs(monkeypatch)
     for training in (True, False):

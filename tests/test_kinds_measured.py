@@ -23,18 +23,7 @@ from hetpipe.measuring.precision.layer_bytes import saved_bytes
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.runtime.stages import engine as stage_engine
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
-from tests.support.kinds import (
-    CPU,
-    SIZES,
-    Centred,
-    Named,
-    Scaled,
-    checkpointed,
-    linear,
-    model,
-    sliced,
-    turned,
-)
+from tests.support.kinds import CPU, SIZES, Centred, Named, Scaled, checkpointed, linear, model, sliced, turned
 from tests.support.ranks import make_plan
 
 
@@ -74,7 +63,7 @@ NETS: dict[str, Callable[[], list[nn.Module]]] = {
     "turned": lambda: [linear(), *(m for _ in range(3) for m in (Named(turned, on=True), nn.Tanh(), Named(turned, on=False)))],
     "slices": lambda: [nn.Linear(8, 32), *(m for _ in range(3) for m in (Named(sliced, on=True), nn.Linear(16, 32))), linear(32)],
     "views": lambda: [m for _ in range(3) for m in (linear(), nn.Sigmoid(), nn.Unflatten(1, (2, 4)), nn.Flatten(), linear())],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -140,5 +129,7 @@ def test_each_look_tries_another_layer_of_a_kind(monkeypatch: pytest.MonkeyPatch
         engine.close()
     finally:
         dist.destroy_process_group()
-    assert tried == [["0", "1", another, "5", "9", "10"] if another < "5" else ["0", "1", "5", another, "9", "10"]
-                     for another in ("2", "3", "4")] + [["0", "1", "5", "9", "10"]]  # fmt: skip
+    assert tried == [
+        ["0", "1", another, "5", "9", "10"] if another < "5" else ["0", "1", "5", another, "9", "10"]
+        for another in ("2", "3", "4")
+    ] + [["0", "1", "5", "9", "10"]]

@@ -29,33 +29,73 @@ TALK = ("What is 🦆?", "A duck, Übermut!", "And then?", " Yes.\n\nNo. ")
 Segments = list[tuple[str, bool]]
 
 BY_HAND: dict[str, tuple[str, dict[str, Any], Segments]] = {
-    "chatml": (chats.CHATML, {}, [
-        ("<|im_start|>user\nWhat is 🦆?<|im_end|>\n<|im_start|>assistant\n", False), ("A duck, Übermut!<|im_end|>", True),
-        ("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n", False), (" Yes.\n\nNo. <|im_end|>", True),
-        ("\n", False)]),
-    "generation": (chats.GENERATION, {}, [
-        ("<|im_start|>user\nWhat is 🦆?<|im_end|>\n<|im_start|>assistant\n", False), ("A duck, Übermut!<|im_end|>", True),
-        ("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n", False), (" Yes.\n\nNo. <|im_end|>", True),
-        ("\n", False)]),
-    "llama3": (chats.LLAMA3, {"eos_token": "<|eot_id|>"}, [
-        ("<s><|start_header_id|>user<|end_header_id|>\n\nWhat is 🦆?<|eot_id|>", False),
-        ("<|start_header_id|>assistant<|end_header_id|>\n\n", False),
-        ("A duck, Übermut!<|eot_id|>", True),
-        ("<|start_header_id|>user<|end_header_id|>\n\nAnd then?<|eot_id|>", False),
-        ("<|start_header_id|>assistant<|end_header_id|>\n\n", False),
-        ("Yes.\n\nNo.<|eot_id|>", True)]),
-    "mistral": (chats.MISTRAL, {}, [
-        ("<s>[INST] What is 🦆? [/INST]", False), (" A duck, Übermut!</s>", True), ("[INST] And then? [/INST]", False),
-        ("  Yes.\n\nNo. </s>", True)]),
-    "gemma": (chats.GEMMA, {}, [
-        ("<s><start_of_turn>user\nWhat is 🦆?<end_of_turn>\n<start_of_turn>model\n", False),
-        ("A duck, Übermut!<end_of_turn>", True),
-        ("\n<start_of_turn>user\nAnd then?<end_of_turn>\n<start_of_turn>model\n", False), ("Yes.\n\nNo.<end_of_turn>", True),
-        ("\n", False)]),
-    "phi": (chats.PHI, {"eos_token": "<|endoftext|>"}, [
-        ("<|user|>\nWhat is 🦆?<|end|>\n<|assistant|>\n", False), ("A duck, Übermut!<|end|>", True),
-        ("\n<|user|>\nAnd then?<|end|>\n<|assistant|>\n", False), (" Yes.\n\nNo. <|end|>", True), ("\n<|endoftext|>", False)]),
-}  # fmt: skip
+    "chatml": (
+        chats.CHATML,
+        {},
+        [
+            ("<|im_start|>user\nWhat is 🦆?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("A duck, Übermut!<|im_end|>", True),
+            ("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n", False),
+            (" Yes.\n\nNo. <|im_end|>", True),
+            ("\n", False),
+        ],
+    ),
+    "generation": (
+        chats.GENERATION,
+        {},
+        [
+            ("<|im_start|>user\nWhat is 🦆?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("A duck, Übermut!<|im_end|>", True),
+            ("\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n", False),
+            (" Yes.\n\nNo. <|im_end|>", True),
+            ("\n", False),
+        ],
+    ),
+    "llama3": (
+        chats.LLAMA3,
+        {"eos_token": "<|eot_id|>"},
+        [
+            ("<s><|start_header_id|>user<|end_header_id|>\n\nWhat is 🦆?<|eot_id|>", False),
+            ("<|start_header_id|>assistant<|end_header_id|>\n\n", False),
+            ("A duck, Übermut!<|eot_id|>", True),
+            ("<|start_header_id|>user<|end_header_id|>\n\nAnd then?<|eot_id|>", False),
+            ("<|start_header_id|>assistant<|end_header_id|>\n\n", False),
+            ("Yes.\n\nNo.<|eot_id|>", True),
+        ],
+    ),
+    "mistral": (
+        chats.MISTRAL,
+        {},
+        [
+            ("<s>[INST] What is 🦆? [/INST]", False),
+            (" A duck, Übermut!</s>", True),
+            ("[INST] And then? [/INST]", False),
+            ("  Yes.\n\nNo. </s>", True),
+        ],
+    ),
+    "gemma": (
+        chats.GEMMA,
+        {},
+        [
+            ("<s><start_of_turn>user\nWhat is 🦆?<end_of_turn>\n<start_of_turn>model\n", False),
+            ("A duck, Übermut!<end_of_turn>", True),
+            ("\n<start_of_turn>user\nAnd then?<end_of_turn>\n<start_of_turn>model\n", False),
+            ("Yes.\n\nNo.<end_of_turn>", True),
+            ("\n", False),
+        ],
+    ),
+    "phi": (
+        chats.PHI,
+        {"eos_token": "<|endoftext|>"},
+        [
+            ("<|user|>\nWhat is 🦆?<|end|>\n<|assistant|>\n", False),
+            ("A duck, Übermut!<|end|>", True),
+            ("\n<|user|>\nAnd then?<|end|>\n<|assistant|>\n", False),
+            (" Yes.\n\nNo. <|end|>", True),
+            ("\n<|endoftext|>", False),
+        ],
+    ),
+}
 
 
 def by_hand(folder: str, segments: Segments) -> tuple[list[int], list[int]]:
@@ -91,7 +131,7 @@ def test_what_the_assistant_says_is_learned_with_the_end_of_each_turn(name: str,
 
 def test_where_a_template_writes_earlier_answers_otherwise_each_is_a_sample(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+) -> None:
     """As it is written at inference. The mask of one row would be that of another text."""
     folder = tokenizer(tmp_path / "tokenizer", chats.THINKING)
     file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes."), chat_of("And?", "<think>hm</think>Yes.", "No?", "No.")])
@@ -101,9 +141,11 @@ def test_where_a_template_writes_earlier_answers_otherwise_each_is_a_sample(
     assert [plain(data[i]) for i in range(len(data))] == [  # type: ignore[arg-type]
         by_hand(folder, [(begin.format("Hello"), False), ("Yes.<|im_end|>", True), (end, False)]),
         by_hand(folder, [(begin.format("And?"), False), ("<think>hm</think>Yes.<|im_end|>", True), (end, False)]),
-        by_hand(folder, [(f"{begin.format('And?')}Yes.<|im_end|>\n{begin.format('No?')}", False), ("No.<|im_end|>", True),
-                         (end, False)]),
-    ]  # fmt: skip
+        by_hand(
+            folder,
+            [(f"{begin.format('And?')}Yes.<|im_end|>\n{begin.format('No?')}", False), ("No.<|im_end|>", True), (end, False)],
+        ),
+    ]
     more = len(data[1][0])
     assert "\n".join(caplog.messages) == (
         f"note: 1 of 2 records of {file} are 2 samples, one for each answer, since the template writes earlier answers, or what "
@@ -139,9 +181,7 @@ def test_other_keys_tools_and_chats_without_an_answer(chatml: str, tmp_path: Pat
         data = chat(file, chatml, test_fraction=0).train
     assert len(data) == 3  # type: ignore[arg-type]
     assert plain(data[0]) == plain(data[1]) == plain(data[2])
-    assert caplog.messages == [
-        f"note: of 4 records of {file}, 1 have no token to learn and were left out",
-    ]
+    assert caplog.messages == [f"note: of 4 records of {file}, 1 have no token to learn and were left out"]
     file = lines(tmp_path / "tools.jsonl", [plain_chat, {**other, "tools": json.dumps(tools)}])
     said = refusal(chat, file=file, tokenizer=chatml)
     assert f"{file}, line 2: the template does not write the tool 'look'; take a template that does (template: FILE, or " in said
@@ -165,10 +205,15 @@ class heard:  # noqa: N801
         self.logger.removeHandler(self.caplog.handler)
 
 
-@pytest.mark.parametrize("record", [
-    {"prompt": "And then? ", "completion": "Yes."}, {"instruction": "And then?", "output": "Yes."},
-    {"instruction": "And", "input": "then?", "output": "Yes."}, {"instruction": "And then?", "input": "", "output": "Yes."},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "And then? ", "completion": "Yes."},
+        {"instruction": "And then?", "output": "Yes."},
+        {"instruction": "And", "input": "then?", "output": "Yes."},
+        {"instruction": "And then?", "input": "", "output": "Yes."},
+    ],
+)
 def test_a_completion_and_the_end_are_learned(record: dict[str, str], chatml: str, tmp_path: Path) -> None:
     file = lines(tmp_path / "pairs.jsonl", [record])
     (sample,) = [instructions(file, chatml, template="none", test_fraction=0).train[0]]
@@ -197,11 +242,22 @@ OTHERS = "; columns gives keys other names, as in {prompt: ask, content: says}"
 
 def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: str, tmp_path: Path) -> None:
     good = chat_of("Hello", "Yes.")
-    file = lines(tmp_path / "chats.jsonl", [
-        good, "", '{"messages": [', {"text": "Hello"}, {"messages": []}, {"messages": [{"role": "oracle", "content": "Hm"}]},
-        {"messages": [{"role": "user"}]}, [1], {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-        {"messages": ["Hello"]}, good,
-    ])  # fmt: skip
+    file = lines(
+        tmp_path / "chats.jsonl",
+        [
+            good,
+            "",
+            '{"messages": [',
+            {"text": "Hello"},
+            {"messages": []},
+            {"messages": [{"role": "oracle", "content": "Hm"}]},
+            {"messages": [{"role": "user"}]},
+            [1],
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            {"messages": ["Hello"]},
+            good,
+        ],
+    )
     said = refusal(chat, file=file, tokenizer=chatml).splitlines()
     assert said == [
         "9 of 11 records cannot be used:",
@@ -209,8 +265,10 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         f"  {file}, line 3: not valid JSON: column 15: Expecting value",
         f"  {file}, line 4: it has a text of which no part is said to be learned: take data of the name text",
         f"  {file}, line 5: messages must be a list of turns, found []",
-        (f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and human, "
-         "gpt, observation, function_call; columns gives roles other names, as in {user: customer}"),
+        (
+            f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and "
+            "human, gpt, observation, function_call; columns gives roles other names, as in {user: customer}"
+        ),
         f"  {file}, line 7: it has turn 1 without a content; its keys: ['role']{OTHERS}",
         f"  {file}, line 8: expected a mapping with the key messages, or prompt and completion, found a list",
         f"  {file}, line 9: turn 1 has no content that is text: [{{'type': 'image'}}]",
@@ -244,9 +302,11 @@ def test_what_is_too_long_is_cut_left_out_or_refused_and_told_once(
         data = instructions(file, chatml, 8, test_fraction=0).train
     assert [len(data[i][0]) for i in range(len(data))] == [2, 8, 2, 8]  # type: ignore[arg-type]
     assert int(data[1][1][-1]) != -100, "the last token is a target still"
-    assert re.fullmatch(rf"note: of 5 records of {re.escape(file)}, 3 are longer than 8 tokens and were cut \(the first: "
-                        rf"{re.escape(file)}, line 2: \d+ tokens\); 1 have no token to learn within these and were left out",
-                        "\n".join(caplog.messages))  # fmt: skip
+    assert re.fullmatch(
+        rf"note: of 5 records of {re.escape(file)}, 3 are longer than 8 tokens and were cut \(the first: "
+        rf"{re.escape(file)}, line 2: \d+ tokens\); 1 have no token to learn within these and were left out",
+        "\n".join(caplog.messages),
+    )
     caplog.clear()
     with heard(caplog):
         assert len(instructions(file, chatml, 8, too_long="drop", test_fraction=0).train) == 2  # type: ignore[arg-type]
@@ -306,20 +366,21 @@ def test_a_data_set_of_the_hub_is_had_by_the_library_for_them(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     assert "a.parquet needs pyarrow to be read: pip install 'hetpipe[text]'" in refusal(
-        instructions, file=str(tmp_path), tokenizer=chatml)  # fmt: skip
+        instructions, file=str(tmp_path), tokenizer=chatml
+    )
 
 
-def test_what_only_some_calls_have_is_none_of_the_others(
-    chatml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_only_some_calls_have_is_none_of_the_others(chatml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of mappings make every key of each of them, at any depth."""
     library, where = types.ModuleType("datasets"), {"from": "Rome", "to": None, "days": [None, {"a": None, "b": 1}]}
     call = {"function": {"name": "fly", "arguments": where}}
     turns = [{"role": "user", "content": "Hi", "tool_calls": None}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     library.load_dataset = lambda *_, **__: [{"messages": turns, "tools": None}]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", library)
-    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}"
-                                        "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}")  # fmt: skip
+    (tmp_path / "own.jinja").write_text(
+        "{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function | tojson }}{% endfor %}</s>{% endfor %}"
+    )
     tokens, _ = chat("them/calls", chatml, template=str(tmp_path / "own.jinja"), test_fraction=0).train[0]
     text = AutoTokenizer.from_pretrained(chatml).decode(tokens)
     assert '{"name": "fly", "arguments": {"from": "Rome", "days": [null, {"b": 1}]}}' in text

@@ -23,9 +23,20 @@ from tests.support.jobs import Folder
 from tests.support.jobs import train as train_section
 from tests.support.runs import assert_same, reference, trained
 
-QWEN: dict[str, Any] = {"name": "causal_lm", "args": {
-    "type": "qwen3", "vocab_size": 512, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "head_dim": 8,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}}  # fmt: skip
+QWEN: dict[str, Any] = {
+    "name": "causal_lm",
+    "args": {
+        "type": "qwen3",
+        "vocab_size": 512,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "head_dim": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+}
 PLAN = [{"cuts": [2, 2, 1], "sizes": [2, 1, 2]}, {"cuts": [5], "sizes": [2]}]
 TRAIN = train_section(global_batch=7, steps=8, evaluate_samples="all", optimizer={"name": "SGD", "lr": 0.3})
 
@@ -34,15 +45,21 @@ def job(folder: Folder, *, fused: bool = False, **options: Any) -> Path:
     """A job on 30 chats of unequal lengths, over three stages beside one."""
     words = WORDS.split()
     chats = [chat_of(" ".join(words[: 1 + i % 7]), " ".join(words[i % 5 : i % 5 + 1 + i * i % 29])) for i in range(30)]
-    data = {"name": "chat", "args": {"file": lines(folder.path / "chats.jsonl", chats), "length": 96, "test_fraction": 0.2,
-                                     "tokenizer": tokenizer(folder.path / "tokenizer"), **options}}  # fmt: skip
+    data = {
+        "name": "chat",
+        "args": {
+            "file": lines(folder.path / "chats.jsonl", chats),
+            "length": 96,
+            "test_fraction": 0.2,
+            "tokenizer": tokenizer(folder.path / "tokenizer"),
+            **options,
+        },
+    }
     loss = {"name": "cross_entropy", "weight": "tokens", "fused": fused}
     return folder.ready((3, 1), PLAN, model=QWEN, data=data, train=TRAIN, loss=loss)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"mask": True, "fused": True}, {"pack": True, "length": 64, "fused": True},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"mask": True, "fused": True}, {"pack": True, "length": 64, "fused": True}], ids=str)
 def test_chats_train_over_unequal_replicas_as_on_one_device(tmp_path: Path, options: dict[str, Any]) -> None:
     """The one device's batches are all padded to the largest size."""
     file = job(Folder(tmp_path), **options)
@@ -77,8 +94,14 @@ def test_three_sizes_stand_for_all() -> None:
 
 def test_rows_of_samples_that_move_each_others_positions_are_refused(tmp_path: Path) -> None:
     longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    args: dict[str, Any] = {**QWEN["args"], "type": "phi3", "pad_token_id": 0, "rope_parameters": longrope,
-            "original_max_position_embeddings": 24, "max_position_embeddings": 96}  # fmt: skip
+    args: dict[str, Any] = {
+        **QWEN["args"],
+        "type": "phi3",
+        "pad_token_id": 0,
+        "rope_parameters": longrope,
+        "original_max_position_embeddings": 24,
+        "max_position_embeddings": 96,
+    }
     del args["head_dim"]
     content = yaml.safe_load(job(Folder(tmp_path), pack=True).read_text()) | {"model": {"name": "causal_lm", "args": args}}
     content = {key: content[key] for key in ("format", "model", "data", "loss", "train")}

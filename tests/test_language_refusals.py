@@ -11,13 +11,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from hetpipe.hf.replay.tiny import limits_of, tiny
-from hetpipe.language.apart import (
-    note_of_switch,
-    refuse_looking_ahead,
-    refuse_mixing,
-    refuse_strange,
-    refuse_switch,
-)
+from hetpipe.language.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.language.conversations import chat, instructions
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 
@@ -62,9 +56,9 @@ def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
     assert "names no token that ends a text (eos_token)" in refusal(instructions, file=file, tokenizer=ends)
 
 
-@pytest.mark.parametrize(("kind", "apart"), [
-    ("qwen3", True), ("gemma2", True), ("mamba", False), ("bloom", False), ("opt", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "apart"), [("qwen3", True), ("gemma2", True), ("mamba", False), ("bloom", False), ("opt", False)]
+)
 def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str, apart: bool) -> None:
     """They would be trained on each other, without a word."""
     config = transformers.CONFIG_MAPPING[kind]
@@ -85,21 +79,39 @@ def configuration(kind: str, **values: Any) -> Any:
 def longrope(kind: str, positions: int = 4096) -> Any:
     factors = {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
     return configuration(
-        kind, original_max_position_embeddings=positions, max_position_embeddings=131072,
+        kind,
+        original_max_position_embeddings=positions,
+        max_position_embeddings=131072,
         rope_scaling={"type": "longrope", **factors},
-    )  # fmt: skip
+    )
 
 
-@pytest.mark.parametrize(("config", "limit"), [
-    (longrope("phi3"), 4096),
-    (longrope("phi3", 512), 512),
-    (configuration("llama", max_position_embeddings=2048, rope_scaling={"rope_type": "dynamic", "factor": 2.0}), 2048),
-    (configuration("qwen2", max_position_embeddings=300, rope_scaling={"rope_type": "dynamic", "factor": 4.0}), 300),
-    (configuration("gemma3_text", rope_parameters={
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "longrope", "rope_theta": 1e6, "factor": 8.0, "short_factor": [1.0], "long_factor": [2.0],
-                           "original_max_position_embeddings": 1000}}), 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (longrope("phi3"), 4096),
+        (longrope("phi3", 512), 512),
+        (configuration("llama", max_position_embeddings=2048, rope_scaling={"rope_type": "dynamic", "factor": 2.0}), 2048),
+        (configuration("qwen2", max_position_embeddings=300, rope_scaling={"rope_type": "dynamic", "factor": 4.0}), 300),
+        (
+            configuration(
+                "gemma3_text",
+                rope_parameters={
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    "full_attention": {
+                        "rope_type": "longrope",
+                        "rope_theta": 1e6,
+                        "factor": 8.0,
+                        "short_factor": [1.0],
+                        "long_factor": [2.0],
+                        "original_max_position_embeddings": 1000,
+                    },
+                },
+            ),
+            1000,
+        ),
+    ],
+)
 def test_rows_with_samples_on_either_side_of_what_positions_hang_on_are_refused(config: Any, limit: int) -> None:
     """All positions of a micro-batch are others where one sample in it is longer."""
     refuse_switch(config, (3, limit))
@@ -145,13 +157,16 @@ def test_padding_without_a_mask_is_for_causal_models(kind: str, causal: bool) ->
     assert "which only a causal model does not see, and a model of type 'bert' is none: with small layers, logits of a " in said
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"pack": "no"}, "pack is 'no': write true or false, without quotes"),
-    ({"mask": 1}, "mask is 1: write true or false, without quotes"),
-    ({"sizes": "64"}, "sizes must be a list of whole numbers, such as [256, 1024], got '64'"),
-    ({"sizes": 64}, "sizes must be a list of whole numbers, such as [256, 1024], got 64"),
-    ({"test_fraction": "0.1"}, "test_fraction must be a number from 0 to below 1, got '0.1'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pack": "no"}, "pack is 'no': write true or false, without quotes"),
+        ({"mask": 1}, "mask is 1: write true or false, without quotes"),
+        ({"sizes": "64"}, "sizes must be a list of whole numbers, such as [256, 1024], got '64'"),
+        ({"sizes": 64}, "sizes must be a list of whole numbers, such as [256, 1024], got 64"),
+        ({"test_fraction": "0.1"}, "test_fraction must be a number from 0 to below 1, got '0.1'"),
+    ],
+)
 def test_arguments_of_other_types_are_told(chatml: str, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     file = lines(tmp_path / "chats.jsonl", [chat_of("Hello", "Yes.")])
     assert refusal(chat, file=file, tokenizer=chatml, **arguments) == message

@@ -39,8 +39,7 @@ def test_devices_are_counted_by_type() -> None:
 
 def test_only_long_pipelines_fit() -> None:
     cluster = make_cluster([{"a": 10}, {"b": 10}], memory=2_300)
-    profile = make_profile({"a": [0.1] * 9, "b": [0.2] * 9},
-                           layer={"parameter_bytes": 500, "saved_bytes_per_sample": 10})  # fmt: skip
+    profile = make_profile({"a": [0.1] * 9, "b": [0.2] * 9}, layer={"parameter_bytes": 500, "saved_bytes_per_sample": 10})
     problem = make_problem(cluster, profile, 12)
     solution = Auto(time_limit_seconds=5)(problem)
     checked(problem, solution.plan)

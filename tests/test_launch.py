@@ -220,21 +220,13 @@ def test_a_large_result_outlives_its_rank() -> None:
         ("raise", "rank 1, device n0/1: KeyError: 'no such thing'", 1),
         ("input", "rank 1, device n0/1: line 3 of the file is not a number", 2),
         ("wrapped", "rank 1, device n0/1: OutOfMemoryError: out of memory on rank 1", 1),
-        (
-            "kill",
-            "rank 1, device n0/1 was killed by SIGKILL (the system kills processes like this when memory runs out)",
-            None,
-        ),
+        ("kill", "rank 1, device n0/1 was killed by SIGKILL (the system kills processes like this when memory runs out)", None),
         ("exit", "rank 1, device n0/1 ended with exit code 7 and no message", None),
     ],
 )
-def test_the_first_cause_is_told_and_all_are_ended(
-    tmp_path: Path, how: str, message: str, code: int | None
-) -> None:
+def test_the_first_cause_is_told_and_all_are_ended(tmp_path: Path, how: str, message: str, code: int | None) -> None:
     """The other ranks hang."""
-    failure = failure_of(
-        tmp_path, start_ranks, misbehave, (str(tmp_path), how), cluster_of(3).devices, ranks=3
-    )
+    failure = failure_of(tmp_path, start_ranks, misbehave, (str(tmp_path), how), cluster_of(3).devices, ranks=3)
     assert str(failure) == message
     assert (failure.report.code if failure.report is not None else None) == code
 
@@ -245,30 +237,21 @@ def test_ranks_that_do_not_heed_sigterm_are_ended(tmp_path: Path) -> None:
 
 
 def test_a_result_that_cannot_be_sent_is_an_error(tmp_path: Path) -> None:
-    failure = failure_of(
-        tmp_path, start_ranks, give_what_cannot_be_sent, (str(tmp_path),), cluster_of(3).devices, ranks=3
-    )
+    failure = failure_of(tmp_path, start_ranks, give_what_cannot_be_sent, (str(tmp_path),), cluster_of(3).devices, ranks=3)
     assert str(failure).startswith("rank 1, device n0/1: ")
     assert "give_what_cannot_be_sent.<locals>.<lambda>" in str(failure)
 
 
 def test_a_layer_that_raises_in_training(tmp_path: Path) -> None:
     """The peers lose their connections and say so; that is not the cause."""
-    failure = failure_of(
-        tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "raise", ranks=4
-    )
-    assert (
-        str(failure)
-        == "rank 1, replica 0 stage 1, device n0/1, in 1F2 of step 1: ValueError: this layer has had enough"
-    )
+    failure = failure_of(tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "raise", ranks=4)
+    assert str(failure) == "rank 1, replica 0 stage 1, device n0/1, in 1F2 of step 1: ValueError: this layer has had enough"
     assert failure.report is not None
     assert "in forward" in failure.report.trace
 
 
 def test_a_rank_that_is_killed_in_training(tmp_path: Path) -> None:
-    failure = failure_of(
-        tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "kill", ranks=4
-    )
+    failure = failure_of(tmp_path, run_ranks, stumble_in_training, cluster_of(3, 1), str(tmp_path), "kill", ranks=4)
     assert str(failure).startswith("rank 1, replica 0 stage 1, device n0/1 was killed by SIGKILL")
     assert "; last heard of at " in str(failure)
 

@@ -189,13 +189,33 @@ def test_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == []
 
 
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 99, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {"head_dim": 8}, "gemma2": {"head_dim": 8}, "phi3": {}, "olmo2": {},
-    "granite": {}, "gpt_neox": {}, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "bloom": {"n_layer": 1, "n_head": 4},
-    "mixtral": {"num_local_experts": 4}, "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 16},
-}  # fmt: skip
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+    "gemma2": {"head_dim": 8},
+    "phi3": {},
+    "olmo2": {},
+    "granite": {},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bloom": {"n_layer": 1, "n_head": 4},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 16},
+}
 
 
 class Whole(nn.Module):

@@ -15,7 +15,7 @@ from hetpipe.measuring.confirm import differs, glance
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, turn_seconds
 from hetpipe.measuring.overhead import Figure, device_overhead
 from hetpipe.measuring.profiler import measure_device
-from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.measurement import Measurement
 
 CPU, SIZES = torch.device("cpu"), (1, 2)
 

@@ -17,8 +17,8 @@ from hetpipe.measuring.layer_run import LayerRun
 from hetpipe.measuring.profiler import measure_device, profile_model
 from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import Measurement
 from hetpipe.spec.profiles.lengths import LengthFactor
+from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 from hetpipe.training.table import train_table
 from tests.support.nets import LENGTH, batch, build
@@ -30,8 +30,14 @@ SHARES = {4: 0.5, 2: 0.25}  # of shorter samples; the others have LENGTH
 def model(shares: dict[int, float]) -> Model:
     inputs, targets = batch("tied", 3, 0)
     shorter = tuple(ShapedBatch(inputs[:, :n], targets[:, :n], share) for n, share in shares.items())  # type: ignore[call-overload]
-    return Model(name="tied", layers=build("tied"), inputs=inputs, targets=targets, shorter=shorter,
-                 loss=Loss(function=cross_entropy, weight="tokens"))  # fmt: skip
+    return Model(
+        name="tied",
+        layers=build("tied"),
+        inputs=inputs,
+        targets=targets,
+        shorter=shorter,
+        loss=Loss(function=cross_entropy, weight="tokens"),
+    )
 
 
 def by_length(run: LayerRun, *_: Any) -> list[tuple[float, float]]:
@@ -66,8 +72,9 @@ def test_what_an_emulated_device_runs_is_no_longer_than_what_it_is_paced_by(monk
 
     monkeypatch.setattr(profiler, "time_layer", timed)
     rows = ((1.0,) * 10,)
-    host = Measurement(device_type="host", microbatch_sizes=(1,), forward_seconds=rows, backward_seconds=rows,
-                       optimizer_seconds=(0.0,) * 10)  # fmt: skip
+    host = Measurement(
+        device_type="host", microbatch_sizes=(1,), forward_seconds=rows, backward_seconds=rows, optimizer_seconds=(0.0,) * 10
+    )
     paced = Emulation(slowdown=2.0, host=host, memory_bytes=1 << 30)
     measure_device(model(SHARES), "p40", torch.device("cpu"), [1], torch.optim.SGD, emulation=paced)
     assert seen == {2}
@@ -85,8 +92,9 @@ def test_a_glance_looks_at_the_same_mix(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_emulated_step_lasts_as_its_length_does() -> None:
     rows = ((1.0, 2.0),)
-    host = Measurement(device_type="host", microbatch_sizes=(1,), forward_seconds=rows, backward_seconds=rows,
-                       optimizer_seconds=(0.5, 0.5))  # fmt: skip
+    host = Measurement(
+        device_type="host", microbatch_sizes=(1,), forward_seconds=rows, backward_seconds=rows, optimizer_seconds=(0.5, 0.5)
+    )
     lengths = [LengthFactor(numbers=2, factor=0.5), LengthFactor(numbers=6, factor=2.5)]
     paced = Emulation(slowdown=3.0, host=host, memory_bytes=1 << 30, lengths=lengths)
     assert paced.seconds("F", 0, 2, 1) == 9.0

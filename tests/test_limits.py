@@ -17,9 +17,7 @@ from tests.support.strategies import make_cluster, make_profile
 class TestLimits:
     def test_devices(self) -> None:
         nodes = [{"name": f"n{i}", "devices": {"a": 60_000}} for i in range(2)]
-        refused(
-            Cluster, cluster_document(nodes=nodes), "the nodes have 120000 devices, the most of a cluster are 65536"
-        )
+        refused(Cluster, cluster_document(nodes=nodes), "the nodes have 120000 devices, the most of a cluster are 65536")
         refused(
             Cluster,
             cluster_document(nodes=[{"name": "n0", "devices": {"a": 10**9}}]),
@@ -28,9 +26,7 @@ class TestLimits:
 
     def test_layers(self) -> None:
         document = make_profile({"a": [1.0]}).model_dump(mode="json")
-        refused(
-            Profile, document | {"layers": document["layers"] * 20_000}, "layers: Tuple should have at most 10000 items"
-        )
+        refused(Profile, document | {"layers": document["layers"] * 20_000}, "layers: Tuple should have at most 10000 items")
         plan = plan_document()
         plan["replicas"][0]["stages"][1]["layers"] = [1, 10**9]
         refused(Plan, plan, "layers.1: Input should be less than or equal to 10000 (got 1000000000)")

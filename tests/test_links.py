@@ -54,7 +54,8 @@ def test_ways_that_no_adapter_explains_are_as_one_message_there_and_back_and_a_n
     ways = dict.fromkeys(permutations("abc", 2), 90e6) | {("a", "c"): 30e6}
     links, adapters, unlike = explaining(one_flow(ways), pairs_of(ways), list("abc"))
     assert {link.between: link.bandwidth for link in links} == pytest.approx(
-        {("a", "b"): 90e6, ("a", "c"): 2 / (1 / 30e6 + 1 / 90e6), ("b", "c"): 90e6})  # fmt: skip
+        {("a", "b"): 90e6, ("a", "c"): 2 / (1 / 30e6 + 1 / 90e6), ("b", "c"): 90e6}
+    )
     assert {adapter.rates for adapter in adapters} == {(90e6, 90e6)}
     assert "\n".join(unlike) == (
         "note: from a to c one flow gets 30.0 MB/s, and back 90.0 MB/s, though their adapters carry more: the link is planned as "
@@ -123,10 +124,17 @@ def test_a_step_over_unequal_ways_takes_each_as_long_as_it_is() -> None:
 def test_what_a_cluster_file_says_of_an_adapter_is_kept_and_several_adapters_share_what_was_measured() -> None:
     given_rates = Cluster.parse(
         {
-            "format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": 0}}, "link": {"bandwidth": 8e9},
-            "nodes": [{"name": "a", "devices": {"cpu": 2}, "adapter": {"bandwidth": 5e9}},
-                      {"name": "b", "devices": {"cpu": 2}, "adapters": "per_device"}, {"name": "c", "devices": {"cpu": 1}}],
-        }, "test")  # fmt: skip
+            "format": "hetpipe.cluster/1",
+            "device_types": {"cpu": {"memory": 0}},
+            "link": {"bandwidth": 8e9},
+            "nodes": [
+                {"name": "a", "devices": {"cpu": 2}, "adapter": {"bandwidth": 5e9}},
+                {"name": "b", "devices": {"cpu": 2}, "adapters": "per_device"},
+                {"name": "c", "devices": {"cpu": 1}},
+            ],
+        },
+        "test",
+    )
     found = given_rates.with_links((), adapters_of(a=(1e9, 1e9), b=(4e9, 6e9), elsewhere=(1.0, 1.0)))
     assert found.adapter_rates == {"a": (5e9, 5e9), "b": (4e9, 6e9), "c": (8e9, 8e9)}
     assert found.nodes[1].adapter is not None
@@ -162,8 +170,10 @@ def test_each_way_between_three_hosts_is_measured_and_what_two_ranks_send_and_re
     rows = {(row.get("from"), row.get("to"), row["flows"]): row for row in profile.provenance["links"]}
     assert all(row["bytes_per_second"] > 0 and row["relative_spread"] >= 0 for row in rows.values())
     assert {key for key in rows if key[0] != key[1]} == {
-        *((a, b, 1) for a, b in permutations("abc", 2)), ("b", None, 2), (None, "b", 2),
-    }  # fmt: skip
+        *((a, b, 1) for a, b in permutations("abc", 2)),
+        ("b", None, 2),
+        (None, "b", 2),
+    }
     assert {adapter.node for adapter in profile.adapters} == set("abc")
     assert {frozenset(link.between) for link in profile.links} == {frozenset(p) for p in ("ab", "ac", "bc", "b")}
     assert profile.overheads[0].transfer_overlap is not None  # what it is depends on how many cores are free

@@ -89,31 +89,41 @@ def penalised(output: Tensor, targets: Tensor) -> Tensor:
 
 
 COUNTS = torch.arange(18).reshape(6, 3) % 5
-MEANS.update({
-    "focal": (focal, LABELS, LOGITS),
-    "labels by index": (lambda o, t: -o.log_softmax(1)[torch.arange(len(t)), t].mean(), LABELS, LOGITS),
-    "margins": (nn.MultiMarginLoss(), LABELS, LOGITS),
-    "several labels": (nn.MultiLabelMarginLoss(), torch.tensor([[1, 0, -1, -1], [3, -1, 0, 0]] * 6), LOGITS),
-    "soft margins": (nn.MultiLabelSoftMarginLoss(), COUNTS % 2, NUMBERS),
-    "signs": (lambda o, t: F.soft_margin_loss(o, 2.0 * t - 1), COUNTS % 2, NUMBERS),
-    "whole numbers": (lambda o, t: F.mse_loss(o, t.float()), COUNTS, NUMBERS),
-    "counts": (lambda o, t: F.poisson_nll_loss(o, t.float()), COUNTS, NUMBERS),
-    "bytes": (lambda o, t: F.cross_entropy(o, t.long()), LABELS.to(torch.uint8), LOGITS),
-    "clamped labels": (lambda o, t: F.cross_entropy(o, t.clamp(min=0)), LABELS, LOGITS),
-    "Huber": (nn.HuberLoss(), POINTS, NUMBERS),
-    "relative": (lambda o, t: ((o - t).abs() / t.abs().clamp(min=0.1)).mean(), POINTS, NUMBERS),
-    "logarithms": (lambda o, t: F.mse_loss(o, t.log1p()), POINTS.abs(), NUMBERS),
-    "quantiles": (lambda o, t: torch.maximum(0.9 * (t - o), 0.1 * (o - t)).mean(), POINTS, NUMBERS),
-    "chances": (F.cross_entropy, POINTS.softmax(1), NUMBERS),
-    "what is no number is 0": (lambda o, t: F.mse_loss(o, t).nan_to_num(), POINTS, NUMBERS),
-    "targets that are no numbers are 0": (lambda o, t: F.mse_loss(o, t.nan_to_num()), POINTS, NUMBERS),
-    "a gradient inside": (penalised, POINTS, NUMBERS),
-    "overlap of each sample": (lambda o, t: (1 - 2 * (o.sigmoid() * t).sum(1) / (o.sigmoid() + t).sum(1)).mean(),
-                               POINTS.sigmoid(), NUMBERS),
-    "pairs of signs": (lambda o, t: F.hinge_embedding_loss(o.square().sum(1), 2 * t - 1), LABELS % 2, LOGITS),
-    "alignments, as they are": (lambda o, t: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), t[:, :2], torch.full((len(t),), 5),
-                                                        torch.full((len(t),), 2)), TOKENS + 1, spec(6, 5, 9)),
-})  # fmt: skip
+MEANS.update(
+    {
+        "focal": (focal, LABELS, LOGITS),
+        "labels by index": (lambda o, t: -o.log_softmax(1)[torch.arange(len(t)), t].mean(), LABELS, LOGITS),
+        "margins": (nn.MultiMarginLoss(), LABELS, LOGITS),
+        "several labels": (nn.MultiLabelMarginLoss(), torch.tensor([[1, 0, -1, -1], [3, -1, 0, 0]] * 6), LOGITS),
+        "soft margins": (nn.MultiLabelSoftMarginLoss(), COUNTS % 2, NUMBERS),
+        "signs": (lambda o, t: F.soft_margin_loss(o, 2.0 * t - 1), COUNTS % 2, NUMBERS),
+        "whole numbers": (lambda o, t: F.mse_loss(o, t.float()), COUNTS, NUMBERS),
+        "counts": (lambda o, t: F.poisson_nll_loss(o, t.float()), COUNTS, NUMBERS),
+        "bytes": (lambda o, t: F.cross_entropy(o, t.long()), LABELS.to(torch.uint8), LOGITS),
+        "clamped labels": (lambda o, t: F.cross_entropy(o, t.clamp(min=0)), LABELS, LOGITS),
+        "Huber": (nn.HuberLoss(), POINTS, NUMBERS),
+        "relative": (lambda o, t: ((o - t).abs() / t.abs().clamp(min=0.1)).mean(), POINTS, NUMBERS),
+        "logarithms": (lambda o, t: F.mse_loss(o, t.log1p()), POINTS.abs(), NUMBERS),
+        "quantiles": (lambda o, t: torch.maximum(0.9 * (t - o), 0.1 * (o - t)).mean(), POINTS, NUMBERS),
+        "chances": (F.cross_entropy, POINTS.softmax(1), NUMBERS),
+        "what is no number is 0": (lambda o, t: F.mse_loss(o, t).nan_to_num(), POINTS, NUMBERS),
+        "targets that are no numbers are 0": (lambda o, t: F.mse_loss(o, t.nan_to_num()), POINTS, NUMBERS),
+        "a gradient inside": (penalised, POINTS, NUMBERS),
+        "overlap of each sample": (
+            lambda o, t: (1 - 2 * (o.sigmoid() * t).sum(1) / (o.sigmoid() + t).sum(1)).mean(),
+            POINTS.sigmoid(),
+            NUMBERS,
+        ),
+        "pairs of signs": (lambda o, t: F.hinge_embedding_loss(o.square().sum(1), 2 * t - 1), LABELS % 2, LOGITS),
+        "alignments, as they are": (
+            lambda o, t: F.ctc_loss(
+                o.log_softmax(-1).transpose(0, 1), t[:, :2], torch.full((len(t),), 5), torch.full((len(t),), 2)
+            ),
+            TOKENS + 1,
+            spec(6, 5, 9),
+        ),
+    }
+)
 
 
 @pytest.mark.parametrize("case", MEANS)
@@ -143,21 +153,41 @@ NEITHER = "Its weight is neither samples nor tokens. For a weighted mean give wh
 @pytest.mark.parametrize(
     ("function", "targets", "output", "weight", "expected"),
     [
-        (lambda o, t: F.cross_entropy(o, t, reduction="sum"), LABELS, LOGITS, "samples",
-         "It looks like a sum: return the mean (reduction='mean')"),
+        (
+            lambda o, t: F.cross_entropy(o, t, reduction="sum"),
+            LABELS,
+            LOGITS,
+            "samples",
+            "It looks like a sum: return the mean (reduction='mean')",
+        ),
         (lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), LABELS, LOGITS, "samples", NEITHER),
         (lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS), LABELS * 0, LOGITS, "samples", NEITHER),  # one class in the sample
-        (lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS.bfloat16()), LABELS, spec(12, 4, dtype=torch.bfloat16), "samples",
-         NEITHER),
+        (
+            lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS.bfloat16()),
+            LABELS,
+            spec(12, 4, dtype=torch.bfloat16),
+            "samples",
+            NEITHER,
+        ),
         (of_words, IGNORED, WORDS, "samples", "It looks like a mean over the targets that are not -100: write 'weight: tokens'"),
-        (lambda o, t: of_words(o, t, reduction="none").mean(1).mean(), IGNORED, WORDS, "tokens",
-         "It looks like a mean over samples: write 'weight: samples' in the job's loss section, or loss_weight='samples'"),
-        (lambda o, t: F.cross_entropy(o @ o.T, torch.arange(len(o))), LABELS, LOGITS, "samples",
-         "a loss over pairs of samples, or a root of a mean, is no mean over samples"),
+        (
+            lambda o, t: of_words(o, t, reduction="none").mean(1).mean(),
+            IGNORED,
+            WORDS,
+            "tokens",
+            "It looks like a mean over samples: write 'weight: samples' in the job's loss section, or loss_weight='samples'",
+        ),
+        (
+            lambda o, t: F.cross_entropy(o @ o.T, torch.arange(len(o))),
+            LABELS,
+            LOGITS,
+            "samples",
+            "a loss over pairs of samples, or a root of a mean, is no mean over samples",
+        ),
         (lambda o, t: F.mse_loss(o, t).sqrt(), POINTS, NUMBERS, "samples", NEITHER),
         (nn.CrossEntropyLoss(weight=WEIGHTS), LABELS, LOGITS, lambda t: 2 * WEIGHTS[t].square().sum(), NEITHER),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_mean(function: Any, targets: Tensor, output: TensorSpec, weight: Any, expected: str) -> None:
     said = refused(function, targets, output, weight=weight)
     assert said.startswith("the loss is no mean weighed by "), said
@@ -256,12 +286,15 @@ NOTES: dict[str, tuple[Any, ...]] = {
     "on outputs drawn at random it raises ValueError: outputs must be sorted": (_raises, LABELS, LOGITS),
     "on outputs drawn at random it gives nan": (lambda o, t: (o * 0 / 0).mean(), LABELS, LOGITS),
     "on outputs drawn at random it raises AssertionError: Torch not compiled with CUDA": (
-        lambda o, t: F.cross_entropy(o.cuda(), t.cuda()), LABELS, LOGITS),
+        lambda o, t: F.cross_entropy(o.cuda(), t.cuda()),
+        LABELS,
+        LOGITS,
+    ),
     "the model's output ((12, 4); ()) does not have a row for each sample": (lambda o, t: o[1], LABELS, LOGITS, spec()),
     "none of the samples that were looked at counts": (of_words, IGNORED * 0 - 100, WORDS),
     "only one of the samples that were looked at counts": (of_words, IGNORED.where(torch.arange(6)[:, None] == 3, -100), WORDS),
     "the output of two samples would have 40000000 numbers": (lambda o, t: o.mean(), LABELS, spec(2, 20_000_000)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("note", NOTES)
@@ -280,21 +313,33 @@ GIVEN = "the output of layer 'head' (Linear) ((12, 4) of float32) and targets ("
 @pytest.mark.parametrize(
     ("function", "targets", "output", "expected"),
     [
-        (lambda o, t: F.cross_entropy(o, t, reduction="none"), LABELS, LOGITS,
-         f"the loss must return one number, found a tensor of shape (12,) for {GIVEN}(12,) of int64, 0 to 3): return its mean"),
+        (
+            lambda o, t: F.cross_entropy(o, t, reduction="none"),
+            LABELS,
+            LOGITS,
+            f"the loss must return one number, found a tensor of shape (12,) for {GIVEN}(12,) of int64, 0 to 3): return its mean",
+        ),
         (lambda o, t: 1.5, LABELS, LOGITS, "the loss must return a tensor of one number, found float"),
         (lambda o, t: None, LABELS, LOGITS, "the loss must return a tensor of one number, found NoneType"),
         (lambda o, t: (o.argmax(1) == t).sum(), LABELS, LOGITS, "the loss must return a floating-point number, found one of"),
         (lambda o, t: F.cross_entropy(o.detach(), t), LABELS, LOGITS, "the loss requires no gradient: what it returns does not"),
         (lambda o: o.mean(), LABELS, LOGITS, "takes 1 positional argument but 2 were given"),
-        (F.cross_entropy, LABELS.reshape(6, 2), spec(6, 4),
-         "does not run on the output of layer 'head' (Linear) ((6, 4) of float32) and targets ((6, 2) of int64, 0 to 3)"),
+        (
+            F.cross_entropy,
+            LABELS.reshape(6, 2),
+            spec(6, 4),
+            "does not run on the output of layer 'head' (Linear) ((6, 4) of float32) and targets ((6, 2) of int64, 0 to 3)",
+        ),
         (F.binary_cross_entropy_with_logits, LABELS, spec(12, 1), "ValueError: Target size (torch.Size([12])) must be the same"),
-        (lambda o, t: F.cross_entropy(o, t), torch.tensor([1, 2, 99, 3]), spec(4, 4),
-         "and targets ((4,) of int64, 1 to 99): IndexError: Target 99 is out of bounds."),
+        (
+            lambda o, t: F.cross_entropy(o, t),
+            torch.tensor([1, 2, 99, 3]),
+            spec(4, 4),
+            "and targets ((4,) of int64, 1 to 99): IndexError: Target 99 is out of bounds.",
+        ),
         (mse, POINTS[:, 0], spec(6, 1), "mse: the model's output has shape (6, 1), the targets (6,); they must be equal"),
     ],
-)  # fmt: skip
+)
 def test_what_no_loss_does(function: Any, targets: Tensor, output: TensorSpec, expected: str) -> None:
     assert expected in refused(function, targets, output)
 

@@ -31,6 +31,7 @@ def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
 
+
 INPUTS = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(12, 4).sin()
 
 PLAN = make_plan([{"cuts": [3], "sizes": [5, 4, 3]}], schedule="gpipe")

@@ -36,9 +36,13 @@ CPU = torch.device("cpu")
 BF16 = NumberTypes.at("bf16")
 TWO: dict[Precision, float] = {"fp32": 6.0, "fp16": 1.5}
 ABLE = {
-    "new": card_able("A100", (8, 0)), "old": card_able("Tesla T4", (7, 5)), "older": card_able("GTX 960", (5, 2)),
-    "cpu": able(CPU), "two": able(CPU, Emulate(slowdown=TWO)), "one": able(CPU, Emulate(slowdown=2.0)),
-}  # fmt: skip
+    "new": card_able("A100", (8, 0)),
+    "old": card_able("Tesla T4", (7, 5)),
+    "older": card_able("GTX 960", (5, 2)),
+    "cpu": able(CPU),
+    "two": able(CPU, Emulate(slowdown=TWO)),
+    "one": able(CPU, Emulate(slowdown=2.0)),
+}
 ALONE = World(rank=0, size=1, device_id=None, rank_of={}, ranks=(0,), control=None)
 
 
@@ -56,9 +60,13 @@ def chosen(choice: PrecisionChoice | None, *kinds: str) -> dict[str, tuple[Preci
 def test_which_precisions_are_measured() -> None:
     assert chosen(None, "new", "two") == {"new": (None,), "two": (None,)}
     assert chosen("auto", *ABLE) == {
-        "new": ("fp32", "fp16", "bf16"), "old": ("fp32", "fp16"), "older": ("fp32",), "cpu": ("fp32", "bf16"),
-        "two": ("fp32", "fp16"), "one": ("fp32", "bf16"),
-    }  # fmt: skip
+        "new": ("fp32", "fp16", "bf16"),
+        "old": ("fp32", "fp16"),
+        "older": ("fp32",),
+        "cpu": ("fp32", "bf16"),
+        "two": ("fp32", "fp16"),
+        "one": ("fp32", "bf16"),
+    }
     assert chosen("fp16", "old", "cpu", "two") == dict.fromkeys(("old", "cpu", "two"), ("fp16",)), "by name on a CPU, too"
     assert chosen({"new": "bf16"}, "new", "old") == {"new": ("bf16",), "old": ("fp32",)}
 
@@ -96,8 +104,10 @@ def paced(host: dict[str, float]) -> Profile:
     """A profile of one layer on `two`, whose host was measured at these precisions."""
     document = json.loads(make_profile({"two": [1.0]}).to_json())
     row = document["measurements"][0]
-    tables = [row | {"device_type": "host", "precision": precision, "forward_seconds": [[seconds]]}
-              for precision, seconds in host.items()]  # fmt: skip
+    tables = [
+        row | {"device_type": "host", "precision": precision, "forward_seconds": [[seconds]]}
+        for precision, seconds in host.items()
+    ]
     document["measurements"] = [row | {"precision": "fp32"}, row | {"precision": "fp16"}]
     return Profile.parse(document | {"host": tables[0], "hosts": tables[1:]}, "the profile")
 
@@ -240,16 +250,19 @@ def test_what_leaves_a_layer_is_priced_as_the_widest_of_the_precisions() -> None
     _, profile = bf16_profile()
     assert list(profile.output_bytes) == [2 * 32, 2 * 32, 2 * 32, 2 * 32, 2 * 4]
     low = profile.measurements[0]
-    full = low.model_copy(update={"precision": "fp32", "saved_bytes_per_sample": None, "output_bytes_per_sample": None,
-                                  "cast_bytes": None})  # fmt: skip
+    full = low.model_copy(
+        update={"precision": "fp32", "saved_bytes_per_sample": None, "output_bytes_per_sample": None, "cast_bytes": None}
+    )
     beside = full.model_copy(update={"device_type": "b"})
     whole = profile.model_copy(update={"measurements": (low, full, beside)})
     assert whole.at({"a": "bf16"}).output_bytes[0] == 4 * 32, "b sends 4 bytes"
     alone = profile.model_copy(update={"measurements": (low, full)})
     assert alone.at({"a": "bf16"}).output_bytes[0] == 2 * 32
     assert alone.at({"a": "fp32"}).output_bytes[0] == 4 * 32
-    costs = [Costs(alone.at({"a": name}), make_cluster([{"a": 1}, {"a": 1}], link={"bandwidth": 64.0, "latency": 0.0}))
-             for name in ("bf16", "fp32")]  # fmt: skip
+    costs = [
+        Costs(alone.at({"a": name}), make_cluster([{"a": 1}, {"a": 1}], link={"bandwidth": 64.0, "latency": 0.0}))
+        for name in ("bf16", "fp32")
+    ]
     assert [c.transfer("n0/0", "n1/0", 1, 1)[0] for c in costs] == [1.0, 2.0]
     assert [float(c.stage_memory("a", 0, 1, samples=1).static) for c in costs] == [2 * 4 * 288 + 2 * 288, 2 * 4 * 288]
 
@@ -258,8 +271,13 @@ def test_a_stage_holds_what_it_receives_in_the_precision_of_the_sender_and_in_it
     """32 numbers enter layer 1: 4 bytes of each cross, 2 are those of the copy, or of what crosses and is widened."""
     _, profile = bf16_profile()
     low = profile.measurements[0]
-    full = {"device_type": "b", "precision": "fp32", "saved_bytes_per_sample": low.saved_bytes_per_sample, "cast_bytes": None,
-            "output_bytes_per_sample": None}  # fmt: skip
+    full = {
+        "device_type": "b",
+        "precision": "fp32",
+        "saved_bytes_per_sample": low.saved_bytes_per_sample,
+        "cast_bytes": None,
+        "output_bytes_per_sample": None,
+    }
     both = profile.model_copy(update={"measurements": (low, low.model_copy(update=full))})
     mixed, alone = (Costs(p, make_cluster([{"a": 1, "b": 1}])) for p in (both, profile))
     for recompute in (False, True):
@@ -304,9 +322,14 @@ def test_a_profile_file_that_was_measured_with_other_flags_is_told(monkeypatch: 
     assert other_flags(then, then) == ""
 
 
-@pytest.mark.parametrize(("frozen", "trained", "told"), [
-    (torch.bfloat16, torch.float32, None), (torch.float64, torch.float32, "float64"), (torch.float32, torch.bfloat16, "bfloat16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("frozen", "trained", "told"),
+    [
+        (torch.bfloat16, torch.float32, None),
+        (torch.float64, torch.float32, "float64"),
+        (torch.float32, torch.bfloat16, "bfloat16"),
+    ],
+)
 def test_parameters_are_of_float32_where_a_precision_is_asked_for(
     frozen: torch.dtype, trained: torch.dtype, told: str | None
 ) -> None:

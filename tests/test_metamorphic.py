@@ -47,9 +47,7 @@ Document = dict[str, Any]
 
 
 def changed(
-    problem: Problem,
-    cluster: Callable[[Document], None] | None = None,
-    profile: Callable[[Document], None] | None = None,
+    problem: Problem, cluster: Callable[[Document], None] | None = None, profile: Callable[[Document], None] | None = None
 ) -> Problem:
     """The problem with its files edited."""
     documents = problem.cluster.model_dump(), problem.profile.model_dump()
@@ -105,13 +103,7 @@ def same(a: float | None, b: float | None, factor: float = 1.0) -> None:
 def better_times(draw: st.DrawFn, problem: Problem) -> Problem:
     """One device type faster: some layers' forward, backward or optimizer seconds, by a factor for each layer."""
     kind = draw(st.sampled_from(sorted({d.type for d in problem.cluster.devices})))
-    rows = draw(
-        st.lists(
-            st.sampled_from(["forward_seconds", "backward_seconds", "optimizer_seconds"]),
-            min_size=1,
-            unique=True,
-        )
-    )
+    rows = draw(st.lists(st.sampled_from(["forward_seconds", "backward_seconds", "optimizer_seconds"]), min_size=1, unique=True))
     factors = draw(st.lists(st.sampled_from([1.0, 0.9, 0.5, 0.1]), min_size=8, max_size=8))
 
     def edit(profile: Document) -> None:
@@ -199,9 +191,7 @@ def measured(problem: Problem) -> bool:
     return True
 
 
-SMALL = st.booleans().flatmap(
-    lambda split: problems(most_devices=4, most_layers=6, tensor_parallel=split).filter(measured)
-)
+SMALL = st.booleans().flatmap(lambda split: problems(most_devices=4, most_layers=6, tensor_parallel=split).filter(measured))
 
 
 class TestBetterIsNeverSlower:
@@ -379,14 +369,11 @@ class TestMoreWorkIsNeverFaster:
         r = data.draw(st.integers(0, len(plan.replicas) - 1))
         more = plan.replicas[r].microbatch_sizes[-1]
         replicas = [
-            replica.model_copy(update={"microbatch_sizes": (*replica.microbatch_sizes, more)})
-            if i == r
-            else replica
+            replica.model_copy(update={"microbatch_sizes": (*replica.microbatch_sizes, more)}) if i == r else replica
             for i, replica in enumerate(plan.replicas)
         ]
         longer = Plan.model_validate(
-            plan.model_dump()
-            | {"global_batch": plan.global_batch + more, "replicas": [x.model_dump() for x in replicas]}
+            plan.model_dump() | {"global_batch": plan.global_batch + more, "replicas": [x.model_dump() for x in replicas]}
         )
         before, after = (simulate(p, problem.profile, problem.cluster) for p in (plan, longer))
         assert before.pipeline_seconds <= after.pipeline_seconds * ROUNDING

@@ -23,20 +23,11 @@ def write_metis(tmp_path: Path) -> Path:
     folder = tmp_path / "profile"
     folder.mkdir()
     mib = 2**20
-    for kind, degree, size, ms in (
-        ("A100", 1, 1, 3.0),
-        ("A100", 1, 2, 5.4),
-        ("A100", 2, 1, 1.8),
-        ("T4", 1, 1, 30.0),
-    ):
+    for kind, degree, size, ms in (("A100", 1, 1, 3.0), ("A100", 1, 2, 5.4), ("A100", 2, 1, 1.8), ("T4", 1, 1, 30.0)):
         memory = [4 * 2.0 / degree + size * 6.0] * 3
         document = {
             "model": {"model_name": "GPT", "parameters": {"parameters_per_layer_bytes": [2 * mib] * 3}},
-            "execution_time": {
-                "layer_compute_total_ms": [ms] * 3,
-                "optimizer_time_ms": 6.0,
-                "total_time_ms": 99.0,
-            },
+            "execution_time": {"layer_compute_total_ms": [ms] * 3, "optimizer_time_ms": 6.0, "total_time_ms": 99.0},
             "execution_memory": {"layer_memory_total_mb": memory},
         }
         write(folder / f"DeviceType.{kind}_tp{degree}_bs{size}.json", document)
@@ -69,17 +60,10 @@ def test_metis(metis: Path) -> None:
 def test_metis_cluster(metis: Path) -> None:
     clusterfile, hostfile = metis.parent / "clusterfile.json", metis.parent / "hostfile"
     example = {"instance_type": "A100", "inter_bandwidth": 10, "intra_bandwidth": 46, "memory": 80}
-    guide = {
-        "instance_type": "T4",
-        "inter_bandwidth": 312500000.0,
-        "intra_bandwidth": 5312500000.0,
-        "memory": 15,
-    }
+    guide = {"instance_type": "T4", "inter_bandwidth": 312500000.0, "intra_bandwidth": 5312500000.0, "memory": 15}
     write(clusterfile, {"IP1": example, "IP2": guide})
     hostfile.write_text("IP1 slots=4\nIP2 8\nIP1 slots=2\n")
-    _, cluster = import_published(
-        "metis", [metis, clusterfile, hostfile], ImportOptions(model="gpt", **METIS)
-    )
+    _, cluster = import_published("metis", [metis, clusterfile, hostfile], ImportOptions(model="gpt", **METIS))
     assert cluster is not None
     assert [node.devices for node in cluster.nodes] == [{"A100": 4}, {"T4": 8}, {"A100": 2}]
     assert cluster.link_between("n0", "n0").bandwidth == 46e9
@@ -107,7 +91,5 @@ def test_metis_files_that_are_wrong(metis: Path) -> None:
         import_published("metis", [metis], ImportOptions(model="gpt", **METIS))
     with pytest.raises(InputError, match="has no file DeviceType.NAME"):
         import_published("metis", [metis.parent], ImportOptions(model="gpt", **METIS))
-    with pytest.raises(
-        InputError, match="metis takes a folder, or a folder, a clusterfile and a hostfile; 2 were given"
-    ):
+    with pytest.raises(InputError, match="metis takes a folder, or a folder, a clusterfile and a hostfile; 2 were given"):
         import_published("metis", [metis, path], ImportOptions(model="gpt", **METIS))

@@ -53,9 +53,7 @@ def test_rows_of_all_tensors() -> None:
 
 def test_the_sample_is_repeated() -> None:
     net = nn.Sequential(nn.Identity())
-    model = Model(
-        name="m", layers=net, inputs=torch.arange(3), targets=torch.arange(3) * 2, loss=Loss(function=mse)
-    )
+    model = Model(name="m", layers=net, inputs=torch.arange(3), targets=torch.arange(3) * 2, loss=Loss(function=mse))
     inputs, targets = model.sample(7)
     assert as_tuple(inputs)[0].tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert as_tuple(targets)[0].tolist() == [0, 2, 4, 0, 2, 4, 0]
@@ -74,12 +72,14 @@ def test_a_module_at_two_positions_is_listed_twice() -> None:
         (nn.Linear(2, 2), "model 'm': expected an nn.Sequential whose children are the layers, found Linear"),
         (nn.Sequential(), "model 'm' has no layers"),
         (nn.Sequential(*[nn.ReLU()] * 20_000), "model 'm' has 20000 layers, the most that are planned are 10000"),
-        (nn.Sequential(nn.ReLU(), cast(nn.Module, None)),
-         r"layer 1 \('1'\) of the nn.Sequential is None: leave it out, or put an nn.Identity\(\) there"),
+        (
+            nn.Sequential(nn.ReLU(), cast(nn.Module, None)),
+            r"layer 1 \('1'\) of the nn.Sequential is None: leave it out, or put an nn.Identity\(\) there",
+        ),
         (nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), cast(nn.Module, None))), "^'1.1' of the nn.Sequential is None: leave"),
         (nn.Sequential(nn.LazyLinear(3)), r"layer '0' \(LazyLinear\): 'weight' has no shape before the module has run: call the"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_model(layers: nn.Sequential, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Model(name="m", layers=layers, inputs=torch.zeros(1), targets=torch.zeros(1), loss=Loss(function=mse))
@@ -108,12 +108,8 @@ def test_counts() -> None:
     assert Loss(function=cross_entropy, weight="tokens", ignore_index=2).count(labels) == 5
 
 
-@given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(["samples", "tokens"]), st.randoms()
-)
-def test_shares_of_any_split_sum_to_the_mean_of_the_whole(
-    sizes: list[int], weight: str, random: object
-) -> None:
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(["samples", "tokens"]), st.randoms())
+def test_shares_of_any_split_sum_to_the_mean_of_the_whole(sizes: list[int], weight: str, random: object) -> None:
     draw = torch.Generator().manual_seed(random.randrange(1 << 30))  # type: ignore[attr-defined]
     rows = sum(sizes)
     output = torch.randn(rows, 3, 5, generator=draw, dtype=torch.float64)
@@ -123,10 +119,7 @@ def test_shares_of_any_split_sum_to_the_mean_of_the_whole(
         labels[0, 0] = 1
     loss = Loss(function=cross_entropy, weight=weight)  # type: ignore[arg-type]
     whole = loss.count(labels)
-    shares = [
-        loss.share(o, t, whole)
-        for o, t in zip(split_rows(output, sizes), split_rows(labels, sizes), strict=True)
-    ]
+    shares = [loss.share(o, t, whole) for o, t in zip(split_rows(output, sizes), split_rows(labels, sizes), strict=True)]
     assert float(sum(shares)) == pytest.approx(float(cross_entropy(output, labels)), abs=1e-12)
 
 
@@ -165,10 +158,7 @@ def test_what_a_batch_without_weight_sums_is_not_lost() -> None:
 
 def test_a_zero_share_keeps_the_type_of_the_output() -> None:
     output = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
-    assert (
-        Loss(function=cross_entropy, weight="tokens").share(output, torch.full((2,), IGNORED), 7.0).dtype
-        == torch.float64
-    )
+    assert Loss(function=cross_entropy, weight="tokens").share(output, torch.full((2,), IGNORED), 7.0).dtype == torch.float64
 
 
 def test_only_whole_numbers_that_are_ignored_are_left_out_of_a_mean_over_samples() -> None:

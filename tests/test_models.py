@@ -20,19 +20,9 @@ CASES: dict[str, tuple[Build, dict[str, Any], Tensor, tuple[int, ...]]] = {
     "mlp": (mlp.build, {"layers": 3, "width": 8, "inputs": 5, "outputs": 4}, torch.zeros(2, 5), (2, 4)),
     "alexnet": (alexnet.build, {"image_size": 32, "classes": 10, "width_multiplier": 0.05}, IMAGE, (2, 10)),
     "vgg19": (vgg19.build, {"image_size": 32, "classes": 10, "width_multiplier": 0.05}, IMAGE, (2, 10)),
-    "vgg19-norm": (
-        vgg19.build,
-        {"image_size": 32, "classes": 7, "width_multiplier": 0.05, "batch_norm": True},
-        IMAGE,
-        (2, 7),
-    ),
+    "vgg19-norm": (vgg19.build, {"image_size": 32, "classes": 7, "width_multiplier": 0.05, "batch_norm": True}, IMAGE, (2, 7)),
     "resnet18": (resnet.build, {"image_size": 32, "classes": 10, "width_multiplier": 0.1}, IMAGE, (2, 10)),
-    "resnet50-imagenet": (
-        resnet.build,
-        {"depth": 50, "classes": 7, "width_multiplier": 0.05},
-        torch.zeros(2, 3, 64, 64),
-        (2, 7),
-    ),
+    "resnet50-imagenet": (resnet.build, {"depth": 50, "classes": 7, "width_multiplier": 0.05}, torch.zeros(2, 3, 64, 64), (2, 7)),
     "cifar_cnn": (cifar_cnn.build, {"width": 4, "hidden": 8}, IMAGE, (2, 10)),
 }
 
@@ -70,8 +60,13 @@ def test_every_parameter_learns_and_the_seed_decides(name: str) -> None:
 
 def test_children_are_the_layers_by_name() -> None:
     assert [name for name, _ in gpt.build(**TINY_GPT).named_children()] == [
-        "embed", "block0_attention", "block0_mlp", "block1_attention", "block1_mlp", "head",
-    ]  # fmt: skip
+        "embed",
+        "block0_attention",
+        "block0_mlp",
+        "block1_attention",
+        "block1_mlp",
+        "head",
+    ]
     assert [name for name, _ in mlp.build(layers=2).named_children()] == ["embed", "block0", "block1", "head"]
     assert len(vgg19.build(32, 10, 0.05)) == 20
     assert list(alexnet.build(32, 10, 0.05).state_dict())[:2] == ["conv1.conv.weight", "conv1.conv.bias"]
@@ -80,12 +75,7 @@ def test_children_are_the_layers_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("size", "parameters"),  # vocabulary 50,257: the published 124 M, 355 M, 774 M, 1558 M
-    [
-        ("gpt2", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-    ],
+    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
 )
 def test_gpt2_has_the_published_parameter_counts(size: str, parameters: int) -> None:
     with torch.device("meta"):
@@ -101,9 +91,7 @@ def test_imagenet_models_have_the_published_parameter_counts() -> None:
         assert vgg19.build()(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
 
 
-@pytest.mark.parametrize(
-    ("depth", "parameters", "layers"), [(18, 11_689_512, 10), (34, 21_797_672, 18), (50, 25_557_032, 18)]
-)
+@pytest.mark.parametrize(("depth", "parameters", "layers"), [(18, 11_689_512, 10), (34, 21_797_672, 18), (50, 25_557_032, 18)])
 def test_resnet_has_the_published_sizes(depth: int, parameters: int, layers: int) -> None:
     with torch.device("meta"):
         model = resnet.build(depth)

@@ -58,8 +58,15 @@ def test_both_ends_of_each_boundary_see_what_is_sent() -> None:
 def typed_engine(world: World, plan: Plan, backend: Backend, layers: nn.Sequential) -> PlanEngine:
     inputs, targets = batch("blocks", 5, 0)
     model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=Loss(function=mse))
-    engine = backends.open_engine(backend, model, plan, backends.seat(world, backend, plan), lambda _: torch.device("cpu"),
-                                  lambda _: None, TYPES.__getitem__)  # fmt: skip
+    engine = backends.open_engine(
+        backend,
+        model,
+        plan,
+        backends.seat(world, backend, plan),
+        lambda _: torch.device("cpu"),
+        lambda _: None,
+        TYPES.__getitem__,
+    )
     assert engine is not None
     return engine
 
@@ -151,8 +158,9 @@ def test_types_that_are_said_do_not_follow_the_callers_autocast() -> None:
 
 def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Command) -> None:
     """Here of an emulated device that has two, each with a slowdown of its own; a plan chooses among them."""
-    file = folder.job(plan={"partitioner": "auto"}, profile=None, train=train(dtype="float32"),
-                      profiler={"microbatch_sizes": [1], "repeats": 1})  # fmt: skip
+    file = folder.job(
+        plan={"partitioner": "auto"}, profile=None, train=train(dtype="float32"), profiler={"microbatch_sizes": [1], "repeats": 1}
+    )
     folder.cluster(2, slowdown={"bf16": 2.0, "fp32": 3.0})
     ended = run("profile", file, "--precision", "auto", "-o", "measured.json")
     assert ended.code == 0, ended.err
@@ -190,8 +198,15 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.detach().view(torch.uint8), b.detach().view(torch.uint8))
 
 
-NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2,
-          torch.uint8, torch.int8)  # fmt: skip
+NARROW = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e8m0fnu,
+    torch.float4_e2m1fn_x2,
+    torch.uint8,
+    torch.int8,
+)
 
 
 def test_parameters_in_which_nothing_computes_are_left_to_their_layers_where_they_do_not_train(tmp_path: Path) -> None:

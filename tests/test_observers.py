@@ -21,13 +21,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.training.observers.attending import ObserverError, attending
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import (
-    CheckpointRecord,
-    EndRecord,
-    EvaluationRecord,
-    RunRecord,
-    StepRecord,
-)
+from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 from hetpipe.training.observers.screen import Outlook
 from tests.support.jobs import Folder, train
 from tests.support.pages import Page
@@ -156,14 +150,33 @@ def not_one() -> int:
 
 
 RUN = RunRecord(
-    job=Job.parse({"format": "hetpipe.job/1", "model": {"name": "mlp"}, "data": {"name": "text"},
-                   "train": {"global_batch": 4, "steps": 2}}, "a job"),
-    plan=make_plan([{"cuts": [1], "sizes": [4]}]), cluster=cluster_of(1), first_step=0, total_steps=2,
-    predicted_step_seconds=None, peak_bytes={"n0/0": None}, is_main=True,
-)  # fmt: skip
-STEP = StepRecord(step=1, epoch=0, samples=4, loss=0.5, learning_rate=0.1, grad_norm=None, loss_scale=None,
-                  fetch_seconds=0.0, step_seconds=None, samples_per_second=None, utilisation={}, busy={},
-                  peak_bytes={})  # fmt: skip
+    job=Job.parse(
+        {"format": "hetpipe.job/1", "model": {"name": "mlp"}, "data": {"name": "text"}, "train": {"global_batch": 4, "steps": 2}},
+        "a job",
+    ),
+    plan=make_plan([{"cuts": [1], "sizes": [4]}]),
+    cluster=cluster_of(1),
+    first_step=0,
+    total_steps=2,
+    predicted_step_seconds=None,
+    peak_bytes={"n0/0": None},
+    is_main=True,
+)
+STEP = StepRecord(
+    step=1,
+    epoch=0,
+    samples=4,
+    loss=0.5,
+    learning_rate=0.1,
+    grad_norm=None,
+    loss_scale=None,
+    fetch_seconds=0.0,
+    step_seconds=None,
+    samples_per_second=None,
+    utilisation={},
+    busy={},
+    peak_bytes={},
+)
 
 
 @pytest.fixture

@@ -61,9 +61,7 @@ def least_memory(problem: Problem, most: float, one_pipeline: bool = False, *, w
 def at_the_edge(problem: Problem, data: st.DataObject, *, one_pipeline: bool = False) -> Problem:
     """The same with memory about as tight as can be, a little more or less, so that each change may be enough; and with
     inputs, which the first stage receives for all samples of the step."""
-    profile = problem.profile.model_dump() | {
-        "input_bytes_per_sample": data.draw(st.sampled_from([0, 300, 1500]))
-    }
+    profile = problem.profile.model_dump() | {"input_bytes_per_sample": data.draw(st.sampled_from([0, 300, 1500]))}
     problem = replace(problem, profile=Profile.parse(profile, "the profile"))
     least = least_memory(problem, 64.0, one_pipeline)
     return scaled(problem, least * data.draw(st.sampled_from([0.7, 0.85, 0.95, 0.99, 1.0, 1.02])))
@@ -72,9 +70,7 @@ def at_the_edge(problem: Problem, data: st.DataObject, *, one_pipeline: bool = F
 def changes(problem: Problem, message: str, close: float = 0.0) -> Iterator[tuple[str, Problem, Problem | None]]:
     """Each change that a message names: the problem with it, and with one less of it; of bytes, a part less."""
     found = re.search(r"give (each .* more memory)", message)
-    more = {
-        kind: int(part) for kind, part in re.findall(r"each '(\w+)' (\d+) bytes", found[1] if found else "")
-    }
+    more = {kind: int(part) for kind, part in re.findall(r"each '(\w+)' (\d+) bytes", found[1] if found else "")}
     moved = len(more) > 1 and message.startswith(
         ("uneven-data-parallel", "memory-layers", "even-pipelines", "cephalo", "zorse")
     )  # the plans depend on memory
@@ -200,9 +196,7 @@ def test_hundreds_of_devices_without_memory_are_refused_at_once() -> None:
         assert less is None or not fits(less)
 
 
-def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 layers of 400 bytes, one for each device; the first holds the inputs of all samples of its pipeline, 20 bytes each."""
     layer = {"parameter_bytes": 100, "saved_bytes_per_sample": 10}
     profile = make_profile({"a": [1.0] * 24, "b": [2.0] * 24}, layer=layer)
@@ -214,8 +208,9 @@ def test_what_is_missing_on_a_large_cluster_is_said_without_a_search_of_single_d
         Auto()(problem)
 
 
-@pytest.mark.parametrize(("each", "backend", "proven"), [(390, "torch", True), (410, "torch", True), (610, "torch", True),
-                                                         (610, "fairscale", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("each", "backend", "proven"), [(390, "torch", True), (410, "torch", True), (610, "torch", True), (610, "fairscale", False)]
+)
 def test_what_is_not_proven_is_not_said_to_be(each: int, backend: str, proven: bool) -> None:
     """25 layers of 400 bytes, and 24 devices of eight types: none holds a layer, or each holds one. On 26 devices there would be
     room, but for pipelines that stay within a node, of which the bound does not know."""
@@ -260,8 +255,12 @@ def test_a_size_that_no_device_can_use_is_not_packed() -> None:
     layer = {"parameter_bytes": 10, "output_bytes_per_sample": 1, "saved_bytes_per_sample": 1}
     document = make_profile({"a": [1.0, 1.0]}, sizes=(2,), layer=layer).model_dump()
     (alone,) = document["measurements"]
-    split = alone | {"tensor_parallel": 2, "microbatch_sizes": [1], "forward_seconds": alone["forward_seconds"][:1],
-                     "backward_seconds": alone["backward_seconds"][:1]}  # fmt: skip
+    split = alone | {
+        "tensor_parallel": 2,
+        "microbatch_sizes": [1],
+        "forward_seconds": alone["forward_seconds"][:1],
+        "backward_seconds": alone["backward_seconds"][:1],
+    }
     profile = Profile.parse(document | {"measurements": [alone, split]}, "the profile")
     with pytest.raises(PartitionError, match="no plan fits the memory of the cluster"):
         Auto()(make_problem(make_cluster([{"a": 1}], memory=20), profile, 1))
@@ -276,4 +275,3 @@ def test_a_size_above_the_batch_is_packed_too() -> None:
     problem = make_problem(make_cluster([{"a": 1}, {"b": 1}], memory={"a": 10**9, "b": 10}), profile, 3)
     assert planned(problem, Exhaustive())
     assert fits(problem)
-

@@ -216,8 +216,9 @@ def test_a_stage_that_offloads_trains_in_the_memory_and_the_time_that_are_predic
     folder = Folder(tmp_path)
     model, data = {**MLP, "args": {**MLP["args"], "width": 256}}, {**POINTS, "args": {**POINTS["args"], "samples": 256}}
     section = train(global_batch=256, steps=2, dtype="float32", evaluate_samples=0)
-    file = folder.ready((3,), [{"cuts": [2, 2, 2], "sizes": [4] * 64, "offload": True}], slowdown=1.0, model=model, data=data,
-                        train=section)  # fmt: skip
+    file = folder.ready(
+        (3,), [{"cuts": [2, 2, 2], "sizes": [4] * 64, "offload": True}], slowdown=1.0, model=model, data=data, train=section
+    )
     measured = folder.read("profile.json")
     measured["overheads"] = [{"device_type": "cpu", "host_bytes_per_second": 1e9}]
     folder.write("profile.json", measured)

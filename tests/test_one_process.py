@@ -30,15 +30,7 @@ from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_everywhere, train_rank
 from tests.support.jobs import Folder, train
 from tests.support.nets import WIDTH, batch, build
-from tests.support.pipes import (
-    SKIPPED,
-    batch_norm_net,
-    deferred,
-    net_with_a_skip,
-    one_process,
-    skipping_net,
-    wrapped,
-)
+from tests.support.pipes import SKIPPED, batch_norm_net, deferred, net_with_a_skip, one_process, skipping_net, wrapped
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.strategies import make_cluster, make_profile
 from tests.test_torchrun import under_torchrun
@@ -76,10 +68,7 @@ def test_skip_connections_pass_over_and_within_stages(backend: Backend) -> None:
 
 @both
 def test_skip_connections_that_cannot_run_are_refused(backend: Backend) -> None:
-    assert (
-        "replica 0 stage 0 is recomputed, but its layer '0' is @skippable"
-        in asked(backend)["recomputed skip"]
-    )
+    assert "replica 0 stage 0 is recomputed, but its layer '0' is @skippable" in asked(backend)["recomputed skip"]
     assert "allow_recompute: false" in asked(backend)["recomputed skip"]
     lonely = asked(backend)["lonely skip"]
     assert lonely.startswith(f"{backend}: the model's skip connections do not fit together")
@@ -210,10 +199,7 @@ def test_a_plain_process_drives_several_devices(backend: Backend) -> None:
 def test_wrap_says_how_many_processes_it_wants() -> None:
     plan = on_one_node({"cuts": [4, 6], "sizes": [4]}, {"cuts": [10], "sizes": [4]})
     (short,) = start_ranks(wrapped, (plan, "torchgpipe"), cluster_of(1).devices)
-    assert (
-        "node 'n0' has 2 replicas and 1 processes, start its agent with --nproc-per-node=2"
-        in short["message"]
-    )
+    assert "node 'n0' has 2 replicas and 1 processes, start its agent with --nproc-per-node=2" in short["message"]
     found = start_ranks(wrapped, (plan, "torchgpipe"), cluster_of(3).devices)
     assert found[2]["message"].endswith("start one process per replica of it")
     assert len(found[0]["losses"]) == len(found[1]["losses"]) == 3
@@ -230,12 +216,7 @@ def test_a_checkpoint_goes_on_under_another_back_end(tmp_path: Path) -> None:
     folder.write("other.json", {**folder.read(other.name), "backend": "torchgpipe"})
     wanted = train_reference(Job.read(file, ["checkpoint="]))
     losses: list[float] = []
-    parts = (
-        ("torch", 2, "plan"),
-        ("fairscale", 4, "other"),
-        ("torchgpipe", 5, "plan"),
-        ("torch", 6, "other"),
-    )
+    parts = (("torch", 2, "plan"), ("fairscale", 4, "other"), ("torchgpipe", 5, "plan"), ("torch", 6, "other"))
     for backend, steps, plan in parts:
         settings = [f"plan.backend={backend}", f"train.steps={steps}", f"plan.file={tmp_path}/{plan}.json"]
         result = train_everywhere(Job.read(file, settings), train_rank)
@@ -255,9 +236,7 @@ def test_torchrun_with_one_process_a_node(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     file = folder.ready(train=train(steps=3))
     folder.plan(schedule="gpipe")
-    first, second = under_torchrun(
-        folder, [1, 1], "train", "job.yaml", "--json", "--set", "plan.backend=torchgpipe"
-    )
+    first, second = under_torchrun(folder, [1, 1], "train", "job.yaml", "--json", "--set", "plan.backend=torchgpipe")
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert json.loads(first.out)["losses"] == pytest.approx(train_reference(Job.read(file)).losses, abs=1e-10)
 
@@ -272,9 +251,7 @@ def test_train_measures_plans_and_then_starts_one_process_a_replica(tmp_path: Pa
 
 
 @both
-def test_train_refuses_before_any_process_starts(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_refuses_before_any_process_starts(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetpipe.training.start.start_ranks", lambda *_: pytest.fail("processes were started"))
     folder = Folder(tmp_path)
     job = Job.read(folder.ready(), [f"plan.backend={backend}"])  # a 1F1B plan
@@ -288,19 +265,14 @@ def test_train_refuses_before_any_process_starts(
 def test_batch_norm_deferred_is_for_these_back_ends(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     model = {"target": "tests.support.pipes:batch_norm_net", "batch_norm": "deferred"}
-    data = {
-        "name": "random_classification",
-        "args": {"samples": 50, "inputs": WIDTH, "classes": WIDTH, "test_samples": 20},
-    }
+    data = {"name": "random_classification", "args": {"samples": 50, "inputs": WIDTH, "classes": WIDTH, "test_samples": 20}}
     rows = ({"cuts": [3, 5], "sizes": [3, 3, 2]}, {"cuts": [8], "sizes": [2, 2]})
     file = folder.job(model=model, data=data, train=train(steps=2))
     folder.cluster(2, 1)
     folder.plan(rows, schedule="gpipe", model="tests.support.pipes:batch_norm_net")
     with pytest.raises(InputError, match="deferred needs the fairscale or torchgpipe back end"):
         folder.profile(file)
-    job = Job.read(
-        file, ["plan.backend=torchgpipe", "profiler.repeats=1", f"profiler.cache={tmp_path}", "profile="]
-    )
+    job = Job.read(file, ["plan.backend=torchgpipe", "profiler.repeats=1", f"profiler.cache={tmp_path}", "profile="])
     result = train_everywhere(job, train_rank)
     assert len(result.losses) == 2
     assert all(math.isfinite(loss) for loss in result.losses)

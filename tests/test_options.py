@@ -47,5 +47,6 @@ def test_an_object_and_keywords_plan_alike() -> None:
     by_keywords = make_plan(profile, cluster, 6, **changes)
     assert by_keywords.schedule == "gpipe"
     assert by_keywords == make_plan(profile, cluster, 6, PlanOptions(**changes))
-    assert by_keywords == make_plan(profile, cluster, 6, PlanOptions(partitioner="chain", schedule="gpipe"),
-                                    partitioner="even", memory_reserve=0.5)  # fmt: skip
+    assert by_keywords == make_plan(
+        profile, cluster, 6, PlanOptions(partitioner="chain", schedule="gpipe"), partitioner="even", memory_reserve=0.5
+    )

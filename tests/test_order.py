@@ -71,9 +71,7 @@ def test_1f1b_of_two_stages() -> None:
 
 
 @given(depths_and_count())
-def test_the_agreed_order_is_never_sooner_than_the_early_one_and_ends_one_by_one(
-    case: tuple[list[int | None], int],
-) -> None:
+def test_the_agreed_order_is_never_sooner_than_the_early_one_and_ends_one_by_one(case: tuple[list[int | None], int]) -> None:
     depths, m = case
     orders = agreed(depths, m)
     assert ends_one_by_one([items(order, s, range(len(depths))) for s, order in enumerate(orders)])

@@ -23,10 +23,14 @@ def test_while_the_main_rank_waits_for_measurements_it_says_who_still_measures_w
     monkeypatch.setattr(progress, "OFTEN_SECONDS", 0.02)
     monkeypatch.setattr(others, "LOOK_SECONDS", 0.02)
     told = ["measuring slow: 3 of 20, layer 1 of 4"]
-    monkeypatch.setattr(others, "others", lambda: {
-        3: Beat(rank=3, count=1, time=0.0, host="b", place="", doing=told[0]),
-        4: Beat(rank=4, count=1, time=0.0, host="b", place="", doing="", waits=True),
-    })  # fmt: skip
+    monkeypatch.setattr(
+        others,
+        "others",
+        lambda: {
+            3: Beat(rank=3, count=1, time=0.0, host="b", place="", doing=told[0]),
+            4: Beat(rank=4, count=1, time=0.0, host="b", place="", doing="", waits=True),
+        },
+    )
     seen = ""
 
     class Waiting(World):

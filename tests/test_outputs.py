@@ -43,9 +43,15 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
     def work(*_: object, **__: object) -> None:
         pytest.fail("it worked first")
 
-    places = ("planning.planner.make_plan", "cli.front.make_front", "predict.simulator.simulate",
-              "training.start.profile_everywhere", "exchange.export.export", "exchange.importers.import_published",
-              "cli.fastspeed.convert")  # fmt: skip
+    places = (
+        "planning.planner.make_plan",
+        "cli.front.make_front",
+        "predict.simulator.simulate",
+        "training.start.profile_everywhere",
+        "exchange.export.export",
+        "exchange.importers.import_published",
+        "cli.fastspeed.convert",
+    )
     modules = [import_module(f"hetpipe.{place.rpartition('.')[0]}") for place in places]  # all before any is changed
     for module, place in zip(modules, places, strict=True):
         monkeypatch.setattr(module, place.rpartition(".")[2], work)
@@ -103,8 +109,16 @@ def ended(folder: Folder, *arguments: str, closed: tuple[int, ...] = (), out: An
             os.close(number)
 
     command = [sys.executable, "-m", "hetpipe", *arguments]
-    done = subprocess.run(command, cwd=folder.path, stdout=out, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=close,
-                          env=environment(str(folder.path)))  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=folder.path,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=close,
+        env=environment(str(folder.path)),
+    )
     return done.returncode, done.stderr
 
 
@@ -118,8 +132,10 @@ def test_closed_streams_are_no_fault(folder: Folder, closed: tuple[int, ...]) ->
 
 def test_closed_streams_are_open_in_ranks_too(folder: Folder) -> None:
     """Else a socket between ranks is what a library prints into."""
-    code = ("import os, subprocess, sys; from hetpipe.cli.exits import _open_streams; _open_streams(); "
-            "sys.exit(subprocess.call([sys.executable, '-c', 'import os; [os.fstat(i) for i in range(3)]']))")  # fmt: skip
+    code = (
+        "import os, subprocess, sys; from hetpipe.cli.exits import _open_streams; _open_streams(); "
+        "sys.exit(subprocess.call([sys.executable, '-c', 'import os; [os.fstat(i) for i in range(3)]']))"
+    )
     done = subprocess.run([sys.executable, "-c", code], preexec_fn=lambda: os.closerange(0, 3), check=False)
     assert done.returncode == 0
 
@@ -199,9 +215,7 @@ def test_numbers_of_plan_are_finite_and_positive(run: Command, folder: Folder) -
         assert message in found.err
 
 
-def test_a_message_has_ten_lines_whoever_wrote_it(
-    run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_has_ten_lines_whoever_wrote_it(run: Command, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise InputError("first\n" + "x" * 10**6 + "\ny" * 10**5)
 

@@ -202,10 +202,15 @@ def test_a_layer_says_what_a_library_calls_its_tensors() -> None:
         adapt(wrong, targets=["end"])
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"use_dora": True, "train_also": ["norms", "head"]}, {"targets": ["blocks.1.net.0", "start"]},
-    {"targets": ["2.inner.net.0", "end"]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_dora": True, "train_also": ["norms", "head"]},
+        {"targets": ["blocks.1.net.0", "start"]},
+        {"targets": ["2.inner.net.0", "end"]},
+    ],
+)
 def test_they_are_handed_on_under_the_names_of_the_library(options: dict[str, Any], tmp_path: Path, run: Command) -> None:
     """A loop of one's own, its checkpoint, and the library's own model with what comes of it; and back."""
     layers = adapt(library_chain(), seed=3, r=2, **options)
@@ -247,16 +252,23 @@ KNOWN = ["", "0", "1", "1.norm", "1.net", "1.net.0", "10", "10.norm", "10.net", 
 
 def test_names_by_which_peft_finds_just_these_modules() -> None:
     targets = [
-        (["1.net.0", "10.net.0"], ["1.net.0", "10.net.0"]), (["0"], "0"), (["1.norm", "10.norm"], ["norm"]), (["11"], ["11"]),
+        (["1.net.0", "10.net.0"], ["1.net.0", "10.net.0"]),
+        (["0"], "0"),
+        (["1.norm", "10.norm"], ["norm"]),
+        (["11"], ["11"]),
         (["0", "1.net.0"], r"0|1\.net\.0"),
-    ]  # fmt: skip
+    ]
     assert [(paths, target_modules(paths, KNOWN, short=True)) for paths, _ in targets] == targets
     assert target_modules(["1.norm"], KNOWN, short=False) == ["1.norm"]
     assert target_modules(["1.norm", "0"], None, short=True) == r"0|1\.norm"
     whole = [
-        (["1.norm", "10.norm"], ["norm"]), (["1.norm"], ["1.norm"]), (["0"], ["base_model.model.0"]), (["11"], ["11"]),
-        (["10.norm", "0"], ["10.norm", "base_model.model.0"]), ([], None),
-    ]  # fmt: skip
+        (["1.norm", "10.norm"], ["norm"]),
+        (["1.norm"], ["1.norm"]),
+        (["0"], ["base_model.model.0"]),
+        (["11"], ["11"]),
+        (["10.norm", "0"], ["10.norm", "base_model.model.0"]),
+        ([], None),
+    ]
     assert [(paths, modules_to_save(paths, KNOWN, ["1.net.0"], short=True)) for paths, _ in whole] == whole
     assert modules_to_save(["1.norm"], KNOWN, ["1.norm.linear"], short=True) == ["base_model.model.1.norm"]
     assert modules_to_save(["1.norm"], None, [], short=True) == ["base_model.model.1.norm"]

@@ -33,9 +33,7 @@ def wrapped(plan: Plan, *arguments: Any, counts: tuple[int, ...] = (3, 2)) -> li
 def test_a_loop_of_ones_own(tokens: bool, tmp_path: Path) -> None:
     net = "tied" if tokens else "blocks"
     model, (inputs, targets) = build(net), batch(net, 32, 0)
-    engine = ReferenceEngine(
-        model, Loss(function=cross_entropy, weight="tokens") if tokens else Loss(function=mse)
-    )
+    engine = ReferenceEngine(model, Loss(function=cross_entropy, weight="tokens") if tokens else Loss(function=mse))
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.2, momentum=0.9)
     losses = []
     with one_thread(torch.device("cpu")):
@@ -60,7 +58,8 @@ def test_a_loop_of_ones_own(tokens: bool, tmp_path: Path) -> None:
     assert others == [None] * 4
     assert list(whole) == list(truth)
     assert {name: float((value - truth[name]).abs().max()) for name, value in whole.items()} == pytest.approx(
-        dict.fromkeys(truth, 0.0), abs=1e-10)  # fmt: skip
+        dict.fromkeys(truth, 0.0), abs=1e-10
+    )
     again = build(net)
     again.load_state_dict({name: torch.zeros_like(value) for name, value in again.state_dict().items()})
     assert hetpipe.load_weights(again, tmp_path / "saved") == 9
@@ -101,8 +100,11 @@ def check_not_saved(found: list[dict[str, Any]], folder: Path) -> None:
         assert result["left"] == ["step-00000003"]
         refused, lost, unseen = result["apart"]
         assert refused.startswith("loop (the folder of checkpoints) is not one folder for all ranks, of which each writes ")
-        assert re.search(rf":\n  rank 0 on host (\S+) writes into {found[0]['own']}\n  rank 1 on host \1 does not see that in "
-                         rf"{found[1]['own']}\n", refused)  # fmt: skip
+        assert re.search(
+            rf":\n  rank 0 on host (\S+) writes into {found[0]['own']}\n  rank 1 on host \1 does not see that in "
+            rf"{found[1]['own']}\n",
+            refused,
+        )
         assert re.search(r"; the main rank does not see the \d+ bytes that another has written as shard-\S+\.safetensors$", lost)
         assert f"\n  rank 1 on host {socket.gethostname()} does not see trainer.json in {found[1]['own']}/step-00000009" in unseen
         assert result["one"] == ["step-00000003", "step-00000009"]
@@ -119,20 +121,14 @@ def test_one_process_without_torchrun() -> None:
         optimizer.step()
     (found,) = start_ranks(alone, (make_plan([{"cuts": [10], "sizes": [3, 3, 2]}]),), cluster_of(1).devices)
     assert found["losses"] == pytest.approx(losses, abs=1e-12)
-    assert all(
-        torch.allclose(v, model.state_dict()[k], rtol=0, atol=1e-12) for k, v in found["state"].items()
-    )
+    assert all(torch.allclose(v, model.state_dict()[k], rtol=0, atol=1e-12) for k, v in found["state"].items())
 
 
 def test_models_that_differ_are_refused() -> None:
-    told = {
-        result["message"] for result in wrapped(PLAN, (1, 1, 1, 2, 2))
-    }  # layer 5 is held by ranks 1 and 3
+    told = {result["message"] for result in wrapped(PLAN, (1, 1, 1, 2, 2))}  # layer 5 is held by ranks 1 and 3
     assert len(told) == 1
     message = told.pop()
-    assert message.startswith(
-        "the ranks built different models; call torch.manual_seed with the same seed on every rank"
-    )
+    assert message.startswith("the ranks built different models; call torch.manual_seed with the same seed on every rank")
     assert "layers 4:6 (ranks [1, 3])" in message
 
 
@@ -140,22 +136,19 @@ def test_processes_too_many_are_told() -> None:
     plan = make_plan([{"cuts": [4, 6], "sizes": [4, 4]}])
     for counts, message in (
         ((2, 1), "is no node of the cluster file: 2 agents for the nodes ['n0']"),
-        (
-            (3,),
-            "is beyond node 'n0', which has 2 devices in the cluster file; start that agent with --nproc-per-node=2",
-        ),
+        ((3,), "is beyond node 'n0', which has 2 devices in the cluster file; start that agent with --nproc-per-node=2"),
     ):
         assert all(message in result["message"] for result in wrapped(plan, counts=counts))
 
 
 def test_a_process_without_a_part_is_told_and_the_others_train() -> None:
     rows = [{"layers": [0, 4], "devices": ["n0/0"]}, {"layers": [4, 10], "devices": ["n0/2"]}]
-    plan = Plan.parse({"format": "hetpipe.plan/1", "model": "m", "global_batch": 8,
-                       "replicas": [{"microbatch_sizes": [4, 4], "stages": rows}]}, "a plan")  # fmt: skip
+    plan = Plan.parse(
+        {"format": "hetpipe.plan/1", "model": "m", "global_batch": 8, "replicas": [{"microbatch_sizes": [4, 4], "stages": rows}]},
+        "a plan",
+    )
     first, idle, last = wrapped(plan, counts=(3,))
-    assert idle == {
-        "message": "rank 1 has no part in the plan, which uses ['n0/0', 'n0/2']; start one process per device of it"
-    }
+    assert idle == {"message": "rank 1 has no part in the plan, which uses ['n0/0', 'n0/2']; start one process per device of it"}
     assert first["losses"] == last["losses"]
     assert len(first["losses"]) == 3
 
@@ -166,9 +159,8 @@ def test_nodes_of_a_plan_in_natural_order() -> None:
         {"layers": [1, 2], "devices": ["n2/3"]},
         {"layers": [2, 3], "devices": ["n2/1"]},
     ]
-    plan = Plan.parse({"format": "hetpipe.plan/1", "model": "m", "global_batch": 1,
-                       "replicas": [{"microbatch_sizes": [1], "stages": rows}]}, "a plan")  # fmt: skip
-    assert [(node.name, node.devices) for node in _nodes_of(plan)] == [
-        ("n2", {"any": 4}),
-        ("n10", {"any": 1}),
-    ]
+    plan = Plan.parse(
+        {"format": "hetpipe.plan/1", "model": "m", "global_batch": 1, "replicas": [{"microbatch_sizes": [1], "stages": rows}]},
+        "a plan",
+    )
+    assert [(node.name, node.devices) for node in _nodes_of(plan)] == [("n2", {"any": 4}), ("n10", {"any": 1})]

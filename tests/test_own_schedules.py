@@ -39,9 +39,13 @@ def sgd(groups: Callable[[PlanEngine], Any]) -> Callable[[PlanEngine], torch.opt
 
 
 def steps_of(
-    world: World, folder: Path, make: Callable[[PlanEngine], torch.optim.Optimizer], count: int, plan: Plan = SAVED_UNDER,
+    world: World,
+    folder: Path,
+    make: Callable[[PlanEngine], torch.optim.Optimizer],
+    count: int,
+    plan: Plan = SAVED_UNDER,
     net: str = "blocks",
-) -> dict[str, Tensor] | str:  # fmt: skip
+) -> dict[str, Tensor] | str:
     """The weights after the second of these steps was saved, or after it goes on from there; or what was said."""
     engine = open_engine(world, plan, build(net), *batch(net, 8, 0), Loss(function=mse))
     assert isinstance(engine, PlanEngine)

@@ -36,8 +36,7 @@ def run(code: str, folder: Path) -> str:
 
 def test_folders_are_subpackages_without_installing(tmp_path: Path) -> None:
     found = run(
-        "import hetpipe.models, hetpipe.partitioners\n"
-        "print(hetpipe.models.__file__, hetpipe.partitioners.__file__, sep='\\n')",
+        "import hetpipe.models, hetpipe.partitioners\nprint(hetpipe.models.__file__, hetpipe.partitioners.__file__, sep='\\n')",
         tmp_path,
     )
     assert found.split("\n") == [str(ROOT / "models/__init__.py"), str(ROOT / "partitioners/__init__.py")]
@@ -46,16 +45,11 @@ def test_folders_are_subpackages_without_installing(tmp_path: Path) -> None:
 def test_a_users_own_models_package_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("mine = True\n")
-    assert (
-        run("import models, hetpipe.models; print(models.mine, models is hetpipe.models)", tmp_path)
-        == "True False"
-    )
+    assert run("import models, hetpipe.models; print(models.mine, models is hetpipe.models)", tmp_path) == "True False"
 
 
 def test_importing_hetpipe_imports_no_torch(tmp_path: Path) -> None:
-    assert run("import hetpipe; print('torch' in sys.modules, hetpipe.__version__)", tmp_path).startswith(
-        "False "
-    )
+    assert run("import hetpipe; print('torch' in sys.modules, hetpipe.__version__)", tmp_path).startswith("False ")
 
 
 def test_public_names_are_listed_and_unknown_ones_say_so() -> None:
@@ -73,9 +67,7 @@ def test_constraints_pin_every_requirement_and_torch_first() -> None:
         requirements = distribution("hetpipe").requires or []
     except PackageNotFoundError:
         pytest.skip("hetpipe is not installed: no list of requirements")
-    names = {
-        re.split(r"[\[<>=;]", requirement)[0] for requirement in requirements
-    }
+    names = {re.split(r"[\[<>=;]", requirement)[0] for requirement in requirements}
     assert {name.strip().lower().replace("_", "-") for name in names} <= pinned
 
 
@@ -84,10 +76,7 @@ def test_type_checker_links_lead_to_the_folders() -> None:
     for name in ("partitioners", "models"):
         assert (ROOT / "typings" / "hetpipe" / name).resolve() == ROOT / name
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(configuration["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]) == {
-        "models",
-        "partitioners",
-    }
+    assert set(configuration["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]) == {"models", "partitioners"}
     assert (ROOT / "hetpipe" / "py.typed").exists()
 
 
@@ -153,6 +142,6 @@ def test_workflows_run_what_ci_runs_and_forms_are_yaml() -> None:
 
 def test_what_the_report_is_made_of_is_installed() -> None:
     there = {path.name for path in (ROOT / "hetpipe/show/page").iterdir() if path.suffix in (".css", ".js")}
-    (declared,) = [line for line in (ROOT / "setup.py").read_text().splitlines() if "package_data=" in line]
+    declared = (ROOT / "setup.py").read_text().partition("package_data=")[2].partition("}")[0]
     assert there == {"style.css", "script.js"}
     assert all(f'"{name}"' in declared for name in there)

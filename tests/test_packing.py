@@ -93,8 +93,17 @@ def test_a_row_is_made_of_whole_samples_and_padding(chatml: str, talks: str) -> 
 def test_packed_rows_have_the_loss_and_gradients_of_single_samples(kind: str, chatml: str, talks: str) -> None:
     """In float64. One after the other, padded to one length, and packed: no token sees another sample. (transformers' own eager
     attention has its softmax in float32.)"""
-    config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
-              "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 256, "use_cache": False}  # fmt: skip
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 400,
+        "max_position_embeddings": 256,
+        "use_cache": False,
+    }
     layers = registry.model("causal_lm")(type=kind, attention="sdpa", extras=["position_ids"], **config)
     layers.to(torch.float64)
     torch.manual_seed(0)

@@ -88,14 +88,25 @@ def followed(page: Page, folders: dict[str, Path], run: Command) -> Path:
 @pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: page.name)
 def test_a_page_runs_from_top_to_bottom(page: Page, folders: dict[str, Path], run: Command) -> None:
     folder = followed(page, folders, run)
-    pictures = {word for block in page.blocks if block.language == "sh" for words in block.commands
-                for word in words if word.endswith(".svg")}  # fmt: skip
+    pictures = {
+        word
+        for block in page.blocks
+        if block.language == "sh"
+        for words in block.commands
+        for word in words
+        if word.endswith(".svg")
+    }
     for picture in pictures:
         assert (folder / picture).stat().st_size > 1000
 
 
-IN_PROSE = [words for words in commands(Page("README.md")) if words[0] == "hetpipe" and len(words) > 2
-            and words not in [own for block in Page("README.md").blocks for own in block.commands]]  # fmt: skip
+IN_PROSE = [
+    words
+    for words in commands(Page("README.md"))
+    if words[0] == "hetpipe"
+    and len(words) > 2
+    and words not in [own for block in Page("README.md").blocks for own in block.commands]
+]
 
 
 def test_every_command_of_readme_is_run() -> None:

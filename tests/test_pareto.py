@@ -31,20 +31,19 @@ LAYER = {"parameter_bytes": 1000, "output_bytes_per_sample": 10, "saved_bytes_pe
 PROFILE = make_profile({"a": [1.0] * 3, "b": [2.5] * 3}, sizes=(1, 2), layer=LAYER, optimizer=0.1)
 
 
-def catalogue(
-    nodes: dict[str, Any], memory: int = 10**6, prices: dict[str, float] | None = None
-) -> Catalogue:
+def catalogue(nodes: dict[str, Any], memory: int = 10**6, prices: dict[str, float] | None = None) -> Catalogue:
     return Catalogue.parse(
         {
             "format": "hetpipe.catalogue/1",
-            "device_types": {kind: {"memory": memory, "price_per_hour": (PRICES if prices is None else prices).get(kind, 0)}
-                             for kind in PRICES},
+            "device_types": {
+                kind: {"memory": memory, "price_per_hour": (PRICES if prices is None else prices).get(kind, 0)} for kind in PRICES
+            },
             "templates": {"fast": {"devices": {"a": 1}}, "slow": {"devices": {"b": 2}}},
             "nodes": nodes,
             "link": {"bandwidth": 1e5, "latency": 1e-3},
         },
         "the test's catalogue",
-    )  # fmt: skip
+    )
 
 
 def brute(
@@ -87,9 +86,12 @@ class TestFront:
         """They were called infeasible."""
         full = [m.model_copy(update={"precision": "fp32"}) for m in PROFILE.measurements]
         half = [m.slower(1.1).model_copy(update={"precision": "fp16", "saved_bytes_per_sample": (10,) * 3}) for m in full]
-        own = PROFILE.model_copy(update={"measurements": (*full, *half), "layers": tuple(
-            layer.model_copy(update={"saved_bytes_per_sample": 2000}) for layer in PROFILE.layers
-        )})  # fmt: skip
+        own = PROFILE.model_copy(
+            update={
+                "measurements": (*full, *half),
+                "layers": tuple(layer.model_copy(update={"saved_bytes_per_sample": 2000}) for layer in PROFILE.layers),
+            }
+        )
         source = catalogue({"fast": "0..2", "slow": "0..1"}, 12_000)
         options: dict[str, Any] = {"precision": "auto", "allow_recompute": False, "memory_reserve": 0.0}
         found = make_front(own, source, 6, **options)
@@ -102,17 +104,28 @@ class TestFront:
         assert told[1, 0][0] == "infeasible"
         own.save(tmp_path / "profile.json")
         source.save(tmp_path / "catalogue.yaml")
-        ended = run("plan", "--profile", tmp_path / "profile.json", "--cluster", tmp_path / "catalogue.yaml", "--global-batch", 6,
-                    "--pareto", "--precision", "auto", "--no-recompute", "--memory-reserve", 0)  # fmt: skip
+        ended = run(
+            "plan",
+            "--profile",
+            tmp_path / "profile.json",
+            "--cluster",
+            tmp_path / "catalogue.yaml",
+            "--global-batch",
+            6,
+            "--pareto",
+            "--precision",
+            "auto",
+            "--no-recompute",
+            "--memory-reserve",
+            0,
+        )
         assert ended.code == 0
         assert f"note: of the front, or a part of it: {changed.format('a', 'fewer bytes')}" in ended.err
 
     def test_of_a_cluster_takes_its_nodes_as_a_catalogue(self) -> None:
         cluster = make_cluster([{"a": 1}, {"b": 2}, {"a": 1}], price=PRICES)
         found = make_front(PROFILE, cluster, 6).front
-        assert [row.nodes for row in found.rows] == [
-            {"ax1": a, "bx2": b} for a, b in ((0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
-        ]
+        assert [row.nodes for row in found.rows] == [{"ax1": a, "bx2": b} for a, b in ((0, 1), (1, 0), (1, 1), (2, 0), (2, 1))]
         assert {tuple(row.nodes.values()) for row in found.front} == set(brute(cluster, PROFILE, 6))
 
     def test_plans_come_with_their_clusters(self) -> None:
@@ -140,9 +153,7 @@ class TestFront:
 
     def test_bounds_hold_and_rule_out(self) -> None:
         """b is slower and, by the work it does, dearer: alone it is beaten before it is planned."""
-        found = make_front(
-            PROFILE, catalogue({"fast": "0..1", "slow": "0..1"}, prices={"a": 1.0, "b": 5.0}), 6
-        ).front
+        found = make_front(PROFILE, catalogue({"fast": "0..1", "slow": "0..1"}, prices={"a": 1.0, "b": 5.0}), 6).front
         slow = next(row for row in found.rows if row.nodes == {"fast": 0, "slow": 1})
         assert (slow.status, slow.plan, slow.on_front) == ("dominated", None, False)
         assert slow.reason is not None
@@ -236,13 +247,9 @@ class TestFront:
         assert two.plan.step_seconds < 0.6 * one.plan.step_seconds
 
     def test_out_of_time(self) -> None:
-        found = make_front(
-            PROFILE, catalogue({"fast": "0..1", "slow": "0..1"}), 6, time_limit_seconds=1e-9
-        ).front
+        found = make_front(PROFILE, catalogue({"fast": "0..1", "slow": "0..1"}), 6, time_limit_seconds=1e-9).front
         assert {row.status for row in found.rows} == {"unknown"}
-        assert {row.reason for row in found.rows} == {
-            "the time limit ended the search before this sub-cluster was planned"
-        }
+        assert {row.reason for row in found.rows} == {"the time limit ended the search before this sub-cluster was planned"}
         assert all(row.lower_bound_seconds is not None for row in found.rows)
 
     def test_processes_find_the_same(self) -> None:
@@ -266,7 +273,7 @@ class TestFront:
             ({"source": catalogue({"fast": "0..99", "slow": "0..99"})}, "9999 sub-clusters are more than 4000"),
             ({"profile": make_profile({"a": [1.0]})}, "no measurement of device type 'b'"),
         ],
-    )  # fmt: skip
+    )
     def test_wrong_options(self, options: dict[str, Any], message: str) -> None:
         given: dict[str, Any] = {"profile": PROFILE, "source": catalogue({"fast": 1, "slow": 1}), "global_batch": 6}
         with pytest.raises(InputError, match=message):
@@ -281,20 +288,24 @@ def named(planner: Any) -> Any:
 def row(price: float, step: float, **keys: Any) -> Row:
     """A planned row of one device and one sample a step."""
     plan = {
-        "step_seconds": step, "price_per_million_samples": price / 3600 * step * 1e6, "samples_per_second": 1 / step,
-        "pipeline_seconds": step * 0.5, "gradient_sync_seconds": step * 0.375, "embedding_sync_seconds": step * 0.125,
-        "optimizer_seconds": step * 0.125, "peak_bytes": 2 * 10**9, "gap": 0.0, "proof": "exhaustive", "replicas": 3,
-        "microbatch_sizes": (1, 2), "stages": (1, 2), "tensor_parallel": (1,), "partitions": {"4": 2, "3-1": 1},
-    }  # fmt: skip
+        "step_seconds": step,
+        "price_per_million_samples": price / 3600 * step * 1e6,
+        "samples_per_second": 1 / step,
+        "pipeline_seconds": step * 0.5,
+        "gradient_sync_seconds": step * 0.375,
+        "embedding_sync_seconds": step * 0.125,
+        "optimizer_seconds": step * 0.125,
+        "peak_bytes": 2 * 10**9,
+        "gap": 0.0,
+        "proof": "exhaustive",
+        "replicas": 3,
+        "microbatch_sizes": (1, 2),
+        "stages": (1, 2),
+        "tensor_parallel": (1,),
+        "partitions": {"4": 2, "3-1": 1},
+    }
     return Row.model_validate(
-        {
-            "nodes": {"x": 1, "y": 2},
-            "devices": {"a": 1},
-            "price_per_hour": price,
-            "status": "planned",
-            "plan": plan,
-        }
-        | keys
+        {"nodes": {"x": 1, "y": 2}, "devices": {"a": 1}, "price_per_hour": price, "status": "planned", "plan": plan} | keys
     )
 
 
@@ -330,15 +341,7 @@ class TestCsv:
         lost = row(9, 9, status="infeasible", plan=None, missing_bytes=5, needed_bytes=10**9, reason='layer "x", too large')
         lines = list(csv.DictReader(io.StringIO(front_csv(front(row(2, 8), lost)))))
         assert tuple(lines[0]) == COLUMNS
-        assert tuple(lines[0])[:7] == (
-            "mbs",
-            "tp",
-            "dp",
-            "pp",
-            "node placement",
-            "partition",
-            "estimated time (step/s)",
-        )
+        assert tuple(lines[0])[:7] == ("mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)")
         first, second = lines
         assert (first["mbs"], first["tp"], first["dp"], first["pp"]) == ("1/2", "1", "3", "1/2")
         assert first["node placement"] == "['x', 'y', 'y']"
@@ -348,12 +351,7 @@ class TestCsv:
             == 8
             == sum(
                 float(first[key])
-                for key in (
-                    "pipeline time",
-                    "DP all-reduce time",
-                    "embedding layer all-reduce time",
-                    "optimizer time",
-                )
+                for key in ("pipeline time", "DP all-reduce time", "embedding layer all-reduce time", "optimizer time")
             )
         )
         assert math.isclose(float(first["price_per_step"]), 2 / 3600 * 8)
@@ -364,12 +362,7 @@ class TestCsv:
 
 class TestPicture:
     def test_svg_and_png(self, tmp_path: Any) -> None:
-        found = front(
-            row(2, 8),
-            row(1, 20),
-            row(2, 30),
-            row(9, 9, status="dominated", plan=None, lower_bound_seconds=5.0),
-        )
+        found = front(row(2, 8), row(1, 20), row(2, 30), row(9, 9, status="dominated", plan=None, lower_bound_seconds=5.0))
         draw_front(found, tmp_path / "new" / "front.svg")
         assert "<svg" in (tmp_path / "new" / "front.svg").read_text()
         draw_front(found, tmp_path / "front.png")

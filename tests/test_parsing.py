@@ -49,7 +49,7 @@ YAML_REFUSED = [
     ("a\0b", "not valid YAML"),
     ("!!map a", "expected a mapping node, but found scalar"),
     ("---\na\n---\nb", "but found another document"),
-]  # fmt: skip
+]
 
 JSON_REFUSED = [
     ("[" * 20_000, "more than 100 levels of mappings and lists"),
@@ -63,7 +63,7 @@ JSON_REFUSED = [
     ('{"folder": "a\\u0000b"}', "not usable: folder: the text holds a NUL character"),
     ('{"a": 1', "not valid JSON: line 1, column 8: Expecting ',' delimiter"),
     ("", "not valid JSON: line 1, column 1: Expecting value"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "message"), YAML_REFUSED, ids=[text[:20] for text, _ in YAML_REFUSED])
@@ -93,24 +93,64 @@ def test_what_json_is_refused_and_where(text: str, message: str) -> None:
         ("[" * MOST_LEVELS + "]" * MOST_LEVELS, None),
         ("é: 🙂", {"é": "🙂"}),
     ],
-)  # fmt: skip
+)
 def test_what_yaml_means(text: str, value: Any) -> None:
     assert value is None or parse_yaml(text) == value
 
 
 INFINITE = float("inf")
 SPELLINGS: list[tuple[str, Any]] = [  # of YAML 1.2's core schema, and what it takes for text
-    *[(text, None) for text in ("null", "Null", "NULL", "~", "")], ("nUll", "nUll"), ("none", "none"),
-    *[(text, True) for text in ("true", "True", "TRUE")], *[(text, False) for text in ("false", "False", "FALSE")],
+    *[(text, None) for text in ("null", "Null", "NULL", "~", "")],
+    ("nUll", "nUll"),
+    ("none", "none"),
+    *[(text, True) for text in ("true", "True", "TRUE")],
+    *[(text, False) for text in ("false", "False", "FALSE")],
     *[(text, text) for text in ("yes", "Yes", "NO", "no", "on", "Off", "y", "n", "tRue")],
-    ("0", 0), ("-0", 0), ("+12", 12), ("-19", -19), ("012", 12), ("-007", -7), ("0o14", 12), ("0xC", 12), ("0xfF", 255),
-    ("08", 8), ("0o8", "0o8"), ("0O14", "0O14"), ("0x", "0x"), ("-0x1", "-0x1"), ("0b101", "0b101"), ("0x_", "0x_"),
-    ("1_000", "1_000"), ("1:30", "1:30"), ("12:30:45", "12:30:45"), ("190:20:30.15", "190:20:30.15"), ("1_0.5", "1_0.5"),
-    ("1.", 1.0), ("-.5", -0.5), ("1e-3", 0.001), ("2E5", 2e5), ("+12e03", 12e3), ("1.5e+2", 150.0), (".", "."), ("1e", "1e"),
-    ("1.2.3", "1.2.3"), ("1e400", INFINITE), ("e5", "e5"), ("+", "+"), ("--1", "--1"),
-    (".inf", INFINITE), ("-.INF", -INFINITE), ("+.Inf", INFINITE), (".iNf", ".iNf"), ("inf", "inf"), ("nan", "nan"),
-    ("2001-12-14", "2001-12-14"), ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"), ("=", "="), ("<<", "<<"),
-]  # fmt: skip
+    ("0", 0),
+    ("-0", 0),
+    ("+12", 12),
+    ("-19", -19),
+    ("012", 12),
+    ("-007", -7),
+    ("0o14", 12),
+    ("0xC", 12),
+    ("0xfF", 255),
+    ("08", 8),
+    ("0o8", "0o8"),
+    ("0O14", "0O14"),
+    ("0x", "0x"),
+    ("-0x1", "-0x1"),
+    ("0b101", "0b101"),
+    ("0x_", "0x_"),
+    ("1_000", "1_000"),
+    ("1:30", "1:30"),
+    ("12:30:45", "12:30:45"),
+    ("190:20:30.15", "190:20:30.15"),
+    ("1_0.5", "1_0.5"),
+    ("1.", 1.0),
+    ("-.5", -0.5),
+    ("1e-3", 0.001),
+    ("2E5", 2e5),
+    ("+12e03", 12e3),
+    ("1.5e+2", 150.0),
+    (".", "."),
+    ("1e", "1e"),
+    ("1.2.3", "1.2.3"),
+    ("1e400", INFINITE),
+    ("e5", "e5"),
+    ("+", "+"),
+    ("--1", "--1"),
+    (".inf", INFINITE),
+    ("-.INF", -INFINITE),
+    ("+.Inf", INFINITE),
+    (".iNf", ".iNf"),
+    ("inf", "inf"),
+    ("nan", "nan"),
+    ("2001-12-14", "2001-12-14"),
+    ("2001-12-14t21:59:43.10-05:00", "2001-12-14t21:59:43.10-05:00"),
+    ("=", "="),
+    ("<<", "<<"),
+]
 
 
 @pytest.mark.parametrize(("text", "value"), SPELLINGS, ids=[text for text, _ in SPELLINGS])

@@ -41,8 +41,7 @@ def solve(partitioner: Callable[[Problem], Solution], problem: Problem) -> tuple
     seconds = checked(problem, plan).step_seconds
     if problem.schedule == "gpipe" or problem.backend != "torch":
         assert all(
-            replica.depths(plan.schedule) == (len(replica.microbatch_sizes),) * len(replica.stages)
-            for replica in plan.replicas
+            replica.depths(plan.schedule) == (len(replica.microbatch_sizes),) * len(replica.stages) for replica in plan.replicas
         )
     if solution.lower_bound_seconds is not None:
         assert solution.lower_bound_seconds <= seconds * (1 + 1e-12)
@@ -95,10 +94,7 @@ class TestAutoIsTheOracle:
     def test_what_is_left_out_is_not_claimed(self, problem: Problem, room: int) -> None:
         """Where rows, shares or combinations are too many: a plan that fits, and a bound that the best plan respects."""
         best = solve(Exhaustive(), problem)
-        with (
-            patch.multiple(best_first, ROWS=room),
-            patch.multiple(listing, STEPS=200 * room),
-        ):
+        with patch.multiple(best_first, ROWS=room), patch.multiple(listing, STEPS=200 * room):
             try:
                 solution = ExactSearch(problem, "auto").run()
             except PartitionError:
@@ -216,9 +212,7 @@ class TestOrder:
     def test_renaming_changes_nothing(self, problem: Problem) -> None:
         text = problem.cluster.to_json().replace('"n0"', '"zeta"').replace('"a"', '"zulu"')
         cluster = Cluster.model_validate_json(text)
-        profile = type(problem.profile).model_validate_json(
-            problem.profile.to_json().replace('"a"', '"zulu"')
-        )
+        profile = type(problem.profile).model_validate_json(problem.profile.to_json().replace('"a"', '"zulu"'))
         renamed = Problem.create(
             cluster=cluster,
             profile=profile,
@@ -290,9 +284,7 @@ class TestByHand:
         assert found[0] == pytest.approx(step)
 
     def test_even_splits_layers_evenly(self) -> None:
-        problem = make_problem(
-            make_cluster([{"a": 1, "b": 2}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 4
-        )
+        problem = make_problem(make_cluster([{"a": 1, "b": 2}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 4)
         found = solve(Even(), problem)
         assert found is not None
         assert [stage.layers for stage in found[1].replicas[0].stages] == [(0, 3), (3, 6), (6, 8)]
@@ -341,9 +333,7 @@ class TestNothingFits:
             Auto()(problem)
 
     def test_even_data_parallel_names_the_smallest_device(self) -> None:
-        with pytest.raises(
-            PartitionError, match=r"device n0/1 of type 'b', which has 500 bytes: 300 bytes are missing"
-        ):
+        with pytest.raises(PartitionError, match=r"device n0/1 of type 'b', which has 500 bytes: 300 bytes are missing"):
             EvenDataParallel()(self.problem([100, 100]))
 
     def test_prices(self) -> None:
@@ -355,11 +345,7 @@ class TestNothingFits:
     def test_baselines_refuse_prices(self) -> None:
         for partitioner in (Even(), EvenDataParallel()):
             with pytest.raises(InputError, match="cannot honour --max-price-per-hour"):
-                partitioner(
-                    make_problem(
-                        self.CLUSTER, make_profile({"a": [1.0], "b": [1.0]}), 2, max_price_per_hour=1.0
-                    )
-                )
+                partitioner(make_problem(self.CLUSTER, make_profile({"a": [1.0], "b": [1.0]}), 2, max_price_per_hour=1.0))
 
 
 def test_exhaustive_refuses_many_devices() -> None:
@@ -388,9 +374,7 @@ def test_six_devices_are_searched_to_the_end() -> None:
 
 
 def test_many_devices_have_a_good_plan_by_a_counted_effort() -> None:
-    problem = make_problem(
-        make_cluster([{"a": 8}, {"b": 8}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 64
-    )
+    problem = make_problem(make_cluster([{"a": 8}, {"b": 8}]), make_profile({"a": [1.0] * 8, "b": [2.0] * 8}), 64)
     found = solve(Auto(time_limit_seconds=5.0), problem)
     assert found is not None
     assert fluid_bound(problem) / found[0] > 0.85

@@ -60,9 +60,13 @@ def pipelines(draw: st.DrawFn) -> tuple[PipelineCosts, list[int]]:
     which = np.array(draw(st.lists(st.integers(0, sizes - 1), min_size=m, max_size=m)))
     frozen = draw(st.integers(0, n - 1) | st.just(0))  # which of these do not take part
     costs = PipelineCosts(
-        forward=rows(n, sizes), backward=rows(n, sizes), occupied=rows(n - 1, sizes), latency=rows(n - 1, 1)[:, 0].copy(),
-        which=which, frozen=frozen,
-    )  # fmt: skip
+        forward=rows(n, sizes),
+        backward=rows(n, sizes),
+        occupied=rows(n - 1, sizes),
+        latency=rows(n - 1, 1)[:, 0].copy(),
+        which=which,
+        frozen=frozen,
+    )
     return costs, sorted(draw(st.lists(st.integers(1, m + 2), min_size=n, max_size=n)), reverse=True)
 
 
@@ -131,9 +135,7 @@ def test_spans_are_built_when_read_and_once() -> None:
     cluster, profile = make_cluster([{"a": 2}]), make_profile({"a": [1.0, 2.0]}, optimizer=0.5)
     stages = [{"layers": [0, 1], "devices": ["n0/0"]}, {"layers": [1, 2], "devices": ["n0/1"]}]
     replicas = [{"microbatch_sizes": [1, 1], "stages": stages}]
-    plan = Plan.parse(
-        {"format": "hetpipe.plan/1", "model": "test", "global_batch": 2, "replicas": replicas}, "plan"
-    )
+    plan = Plan.parse({"format": "hetpipe.plan/1", "model": "test", "global_batch": 2, "replicas": replicas}, "plan")
     timeline = simulate(plan, profile, cluster)
     spans = timeline.spans
     assert len(spans) == 2 * 2 * 2 + 2 * 2 + 2  # actions, transfers, optimizers

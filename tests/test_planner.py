@@ -49,9 +49,7 @@ class TestPrediction:
         assert plan.predicted.proof == "exhaustive"
         assert plan.predicted.gap == 0
         assert plan.predicted.lower_bound_seconds == plan.predicted.step_seconds
-        assert plan.predicted.fluid_bound_seconds == pytest.approx(
-            fluid_bound(make_problem(CLUSTER, PROFILE, 6))
-        )
+        assert plan.predicted.fluid_bound_seconds == pytest.approx(fluid_bound(make_problem(CLUSTER, PROFILE, 6)))
 
     def test_a_baseline_is_measured_against_the_fluid_bound(self) -> None:
         plan = make_plan(PROFILE, CLUSTER, 6, partitioner="even")
@@ -65,12 +63,8 @@ class TestPrediction:
 
     def test_a_partitioner_that_overfills_memory_is_caught(self) -> None:
         stage = StagePlan(layers=(0, 2), devices=("n0/0",))
-        plan = Plan(
-            model="test", global_batch=2, replicas=(ReplicaPlan(microbatch_sizes=(2,), stages=(stage,)),)
-        )
-        problem = Problem.create(
-            cluster=make_cluster([{"a": 1}], memory=100), profile=PROFILE, global_batch=2
-        )
+        plan = Plan(model="test", global_batch=2, replicas=(ReplicaPlan(microbatch_sizes=(2,), stages=(stage,)),))
+        problem = Problem.create(cluster=make_cluster([{"a": 1}], memory=100), profile=PROFILE, global_batch=2)
         with pytest.raises(PartitionError, match="needs 8000 bytes on n0/0, which has 100"):
             with_prediction(Solution(plan=plan), problem)
 
@@ -105,9 +99,7 @@ class TestOptions:
             assert plan.predicted is not None
             assert plan.predicted.proof == "exhaustive"
             assert plan.predicted.gap == pytest.approx(0.0)
-            assert plan.predicted.lower_bound_price_per_million_samples == pytest.approx(
-                plan.predicted.price_per_million_samples
-            )
+            assert plan.predicted.lower_bound_price_per_million_samples == pytest.approx(plan.predicted.price_per_million_samples)
         said = dict(prediction_facts(slow))
         assert said["gap of the price"] == "0.0 %"
         assert said["least price in time"].endswith("(exhaustive: the whole class of plans was searched)")
@@ -167,10 +159,7 @@ class TestOptions:
                 "(?s)memory_reserve.*max_price_per_hour must be positive|must be a positive",
             ),
             ({"backend": "fairscale", "schedule": "1f1b"}, "back end 'fairscale' runs gpipe only"),
-            (
-                {"partitioner": "even", "max_price_per_hour": 1.0},
-                "'even' knows no prices and cannot honour",
-            ),
+            ({"partitioner": "even", "max_price_per_hour": 1.0}, "'even' knows no prices and cannot honour"),
         ],
     )
     def test_wrong_options(self, options: dict[str, Any], message: str) -> None:
@@ -181,9 +170,7 @@ class TestOptions:
     @pytest.mark.parametrize("name", ["auto", "chain"])
     def test_time_limit(self, name: str) -> None:
         """A moment is enough for a plan and a bound that the best plan of the class respects."""
-        profile = make_profile(
-            {"a": [1.0] * 9, "b": [2.0] * 9}, layer={"parameter_bytes": 1000}, optimizer=0.1
-        )
+        profile = make_profile({"a": [1.0] * 9, "b": [2.0] * 9}, layer={"parameter_bytes": 1000}, optimizer=0.1)
         cluster = make_cluster([{"a": 2, "b": 2}])
         best = make_plan(profile, cluster, 6, partitioner=name, time_limit_seconds=1000.0).predicted
         found = make_plan(profile, cluster, 6, partitioner=name, time_limit_seconds=1e-9).predicted
@@ -194,9 +181,7 @@ class TestOptions:
         assert found.lower_bound_seconds <= best.step_seconds
 
     def test_time_limit_before_any_plan(self) -> None:
-        with pytest.raises(
-            PartitionError, match="no plan was found within the time limit of 1e-09 s, and none"
-        ):
+        with pytest.raises(PartitionError, match="no plan was found within the time limit of 1e-09 s, and none"):
             make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e-9)
         assert make_plan(PROFILE, CLUSTER, 6, partitioner="exhaustive", time_limit_seconds=1e3) == make_plan(
             PROFILE, CLUSTER, 6, partitioner="exhaustive"

@@ -46,13 +46,17 @@ def profile(saved: dict[str, int] | None = None, speed: dict[str, dict[Precision
     document = json.loads(make_profile({"a": [1.0] * 4}, sizes=(1, 2), layer=layer).to_json())
     document["measurements"] = [
         {
-            "device_type": kind, "precision": precision, "microbatch_sizes": [1, 2],
-            "forward_seconds": [[t * b] * 4 for b in (1, 2)], "backward_seconds": [[2 * t * b] * 4 for b in (1, 2)],
+            "device_type": kind,
+            "precision": precision,
+            "microbatch_sizes": [1, 2],
+            "forward_seconds": [[t * b] * 4 for b in (1, 2)],
+            "backward_seconds": [[2 * t * b] * 4 for b in (1, 2)],
             "optimizer_seconds": [0.0] * 4,
-        } | ({"saved_bytes_per_sample": [saved[precision]] * 4} if saved else {})
+        }
+        | ({"saved_bytes_per_sample": [saved[precision]] * 4} if saved else {})
         for kind, times in speed.items()
         for precision, t in times.items()
-    ]  # fmt: skip
+    ]
     return Profile.parse(document, "the test's profile")
 
 
@@ -100,8 +104,10 @@ def test_a_job_whose_plan_leaves_a_type_unused(tmp_path: Path) -> None:
     document = folder.read("profile.json")
     document["measurements"] = [
         one | {"device_type": kind, "precision": precision}
-        for one in document["measurements"] for kind in ("cpu", "slow") for precision in ("fp32", "bf16")
-    ]  # fmt: skip
+        for one in document["measurements"]
+        for kind in ("cpu", "slow")
+        for precision in ("fp32", "bf16")
+    ]
     folder.write("profile.json", document)
     folder.write("plan.json", folder.read("plan.json") | {"precision": {"cpu": "bf16"}})
     for strange in ({"cpuu": "bf16"}, {"cpu": "bf16", "cpuu": "bf16"}):
@@ -255,8 +261,10 @@ class TestShortOfMemory:
         casting = [m if m.precision == "fp32" else m.model_copy(update=copies) for m in own.measurements]
         chosen = PlanOptions(precision="auto").in_turn(own.model_copy(update={"measurements": tuple(casting)}), CLUSTER)
         assert [one.precision for one in chosen] == [
-            {"a": "bf16", "b": "fp16"}, {"a": "bf16", "b": "fp32"}, {"a": "fp32", "b": "fp32"},
-        ]  # fmt: skip
+            {"a": "bf16", "b": "fp16"},
+            {"a": "bf16", "b": "fp32"},
+            {"a": "fp32", "b": "fp32"},
+        ]
 
     def test_the_command_says_so(self, run: Command, tmp_path: Path) -> None:
         profile(SAVED, PASCAL).save(tmp_path / "profile.json")

@@ -14,19 +14,16 @@ from bench.prediction.run import parts_of, run
 from bench.prediction.runs import read_runs
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import RuntimeOverhead
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.external import NEEDS_SAILOR
 
-HEADER = (
-    "file,cluster,model,nodes,gbs,mbs,pp,dp,tp,layers,stage_gpus,real_iter_s,red_grads_s,max_mem_bytes,flag"
-)
+HEADER = "file,cluster,model,nodes,gbs,mbs,pp,dp,tp,layers,stage_gpus,real_iter_s,red_grads_s,max_mem_bytes,flag"
 
 PROFILE = Profile(
     format="hetpipe.profile/1",
     model="m",
-    layers=(
-        LayerProfile(name="l", parameter_bytes=1000, output_bytes_per_sample=1, saved_bytes_per_sample=1),
-    ),
+    layers=(LayerProfile(name="l", parameter_bytes=1000, output_bytes_per_sample=1, saved_bytes_per_sample=1),),
     measurements=(
         Measurement(
             device_type="a",
@@ -57,13 +54,8 @@ def test_a_row_as_a_plan(tmp_path: Path) -> None:
     plan = run.plan()
     assert (plan.global_batch, plan.layer_count, run.seconds, run.peak_bytes) == (16, 26, 1.5, 1000)
     assert [replica.microbatch_sizes for replica in plan.replicas] == [(2, 2, 2, 2)] * 2
-    nodes = [
-        [(stage.layers, stage.devices[0], len(stage.devices)) for stage in r.stages] for r in plan.replicas
-    ]
-    assert nodes == [
-        [((0, 12), "n0/0", 4), ((12, 26), "n2/0", 4)],
-        [((0, 12), "n1/0", 4), ((12, 26), "n3/0", 4)],
-    ]
+    nodes = [[(stage.layers, stage.devices[0], len(stage.devices)) for stage in r.stages] for r in plan.replicas]
+    assert nodes == [[((0, 12), "n0/0", 4), ((12, 26), "n2/0", 4)], [((0, 12), "n1/0", 4), ((12, 26), "n3/0", 4)]]
 
 
 def test_files_that_are_no_runs(tmp_path: Path) -> None:
@@ -75,9 +67,7 @@ def test_files_that_are_no_runs(tmp_path: Path) -> None:
 
 
 def test_gradients_are_added_up_and_backwards_slow_down() -> None:
-    found = in_training(
-        PROFILE, 1.5, memory_rate=3000.0
-    )  # adds 3 · 1000 / 3000 seconds on one device, 0.3 on each of two
+    found = in_training(PROFILE, 1.5, memory_rate=3000.0)  # adds 3 · 1000 / 3000 seconds on one device, 0.3 on each of two
     one, two = found.measurement("a", 1), found.measurement("a", 2)
     assert (one.forward_seconds, one.backward_seconds) == (((3.0,),), ((1.5 * (4.0 + 1.0),),))
     (backward,) = two.backward_seconds
@@ -94,12 +84,14 @@ def test_no_run_is_both_predicted_and_measured_on() -> None:
 def test_a_system_without_each_of_its_parts() -> None:
     less = parts_of(System(RuntimeOverhead(device_bytes=7, parameter_copies=1.0), 1.1, 1.2, 1e12))
     assert set(less) == {
-        "nothing but profile and plan", "without slowdown", "without sums_slowdown",
-        "without memory_rate", "without device_bytes", "without parameter_copies",
-    }  # fmt: skip
-    assert less["without slowdown"] == System(
-        RuntimeOverhead(device_bytes=7, parameter_copies=1.0), 1.0, 1.2, 1e12
-    )
+        "nothing but profile and plan",
+        "without slowdown",
+        "without sums_slowdown",
+        "without memory_rate",
+        "without device_bytes",
+        "without parameter_copies",
+    }
+    assert less["without slowdown"] == System(RuntimeOverhead(device_bytes=7, parameter_copies=1.0), 1.0, 1.2, 1e12)
     assert less["without device_bytes"] == System(RuntimeOverhead(parameter_copies=1.0), 1.1, 1.2, 1e12)
 
 
@@ -108,10 +100,7 @@ def test_the_measured_runs(capsys: pytest.CaptureFixture[str]) -> None:
     run(as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["overhead"]["device_bytes"] == pytest.approx(4573 * 2**20, rel=1e-3)
-    assert (found["slowdown"], found["sums_slowdown"]) == (
-        pytest.approx(1.046, abs=1e-3),
-        pytest.approx(1.66, abs=1e-2),
-    )
+    assert (found["slowdown"], found["sums_slowdown"]) == (pytest.approx(1.046, abs=1e-3), pytest.approx(1.66, abs=1e-2))
     assert [len(found[key]) for key in ("rows", "earlier_rows", "gpt_neo_rows")] == [15, 14, 11]
     assert mean_error(found["rows"], "time_error") < 0.07
     assert mean_error(found["rows"], "memory_error") < 0.03

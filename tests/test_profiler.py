@@ -21,7 +21,8 @@ from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.ranks import _rank_program, run_ranks
 from tests.support.user_parts import tied
 
@@ -29,20 +30,14 @@ CPU = torch.device("cpu")
 
 
 def model(
-    *layers: nn.Module,
-    inputs: Tensor | None = None,
-    targets: Tensor | None = None,
-    loss: str = "mse",
-    name: str = "test",
+    *layers: nn.Module, inputs: Tensor | None = None, targets: Tensor | None = None, loss: str = "mse", name: str = "test"
 ) -> Model:
     """Layers on 2 samples of 8 features, float32."""
     inputs = torch.randn(2, 8) if inputs is None else inputs
     net = nn.Sequential(*layers)
     with evaluating(net):
         wanted = net(inputs) if targets is None else targets
-    return Model(
-        name=name, layers=net, inputs=inputs, targets=wanted.detach(), loss=Loss(function=LOSSES[loss])
-    )
+    return Model(name=name, layers=net, inputs=inputs, targets=wanted.detach(), loss=Loss(function=LOSSES[loss]))
 
 
 def test_bytes_of_linear_relu_and_layer_norm() -> None:
@@ -54,21 +49,9 @@ def test_bytes_of_linear_relu_and_layer_norm() -> None:
     F = 4
     assert input_bytes == 8 * F
     assert [row.name for row in rows] == ["0", "1", "2", "3", "4"]
-    assert [row.parameter_bytes for row in rows] == [
-        (8 * 16 + 16) * F,
-        0,
-        (16 * 4 + 4) * F,
-        2 * 4 * F,
-        (4 * 2 + 2) * F,
-    ]
+    assert [row.parameter_bytes for row in rows] == [(8 * 16 + 16) * F, 0, (16 * 4 + 4) * F, 2 * 4 * F, (4 * 2 + 2) * F]
     assert [row.output_bytes_per_sample for row in rows] == [16 * F, 16 * F, 4 * F, 4 * F, 2 * F]
-    assert [row.saved_bytes_per_sample for row in rows] == [
-        8 * F,
-        16 * F,
-        0,
-        (4 + 1 + 1) * F,
-        4 * F + 2 * F,
-    ]
+    assert [row.saved_bytes_per_sample for row in rows] == [8 * F, 16 * F, 0, (4 + 1 + 1) * F, 4 * F + 2 * F]
     assert [row.first_saved_bytes_per_sample for row in rows] == [0, 16 * F, 0, (1 + 1) * F, 2 * F]
     assert {row.buffer_bytes for row in rows} == {0}
     assert {row.tied for row in rows} == {None}
@@ -92,17 +75,8 @@ def test_half_precision_has_half_the_bytes() -> None:
     def rows(dtype: torch.dtype) -> list[tuple[int, int, int]]:
         net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype)
         sample = torch.zeros(1, 8, dtype=dtype)
-        made = Model(
-            name="t",
-            layers=net,
-            inputs=sample,
-            targets=net(sample).detach(),
-            loss=Loss(function=LOSSES["mse"]),
-        )
-        return [
-            (r.parameter_bytes, r.output_bytes_per_sample, r.saved_bytes_per_sample)
-            for r in layer_profiles(made, CPU)[0]
-        ]
+        made = Model(name="t", layers=net, inputs=sample, targets=net(sample).detach(), loss=Loss(function=LOSSES["mse"]))
+        return [(r.parameter_bytes, r.output_bytes_per_sample, r.saved_bytes_per_sample) for r in layer_profiles(made, CPU)[0]]
 
     double, half = rows(torch.float64), rows(torch.bfloat16)
     assert double == [(4 * a, 4 * b, 4 * c) for a, b, c in half]
@@ -169,26 +143,15 @@ def test_one_module_at_two_positions_is_two_layers() -> None:
     assert [row.name for row in rows] == ["0", "1", "2", "3", "4"]
     assert [row.tied for row in rows] == ["0.weight", None, None, None, "0.weight"]
     assert rows[0].tied_parameter_bytes == (8 * 8 + 8) * 4
-    profile = profile_model(
-        model(shared, relu, nn.Linear(8, 8), relu, shared), microbatch_sizes=[1], repeats=1
-    )
+    profile = profile_model(model(shared, relu, nn.Linear(8, 8), relu, shared), microbatch_sizes=[1], repeats=1)
     assert len(profile.measurements[0].optimizer_seconds) == 5
 
 
 def test_buffers_are_counted_and_unchanged_and_so_are_weights() -> None:
-    made = model(
-        nn.Linear(8, 8),
-        nn.BatchNorm1d(3),
-        nn.ReLU(inplace=True),
-        nn.Linear(8, 8),
-        inputs=torch.randn(2, 3, 8),
-    )
+    made = model(nn.Linear(8, 8), nn.BatchNorm1d(3), nn.ReLU(inplace=True), nn.Linear(8, 8), inputs=torch.randn(2, 3, 8))
     before = {name: value.clone() for name, value in made.layers.state_dict().items()}
     profile = profile_model(
-        made,
-        microbatch_sizes=[2],
-        repeats=2,
-        optimizer=functools.partial(torch.optim.SGD, lr=1.0, weight_decay=1.0),
+        made, microbatch_sizes=[2], repeats=2, optimizer=functools.partial(torch.optim.SGD, lr=1.0, weight_decay=1.0)
     )
     assert [row.buffer_bytes for row in profile.layers] == [0, 2 * 3 * 4 + 8, 0, 0]
     after = made.layers.state_dict()
@@ -206,9 +169,7 @@ def test_buffers_are_counted_and_unchanged_and_so_are_weights() -> None:
         (functools.partial(torch.optim.SGD, lr=0.1), 0.0),
     ],
 )
-def test_optimizer_state_per_parameter_byte(
-    factory: Callable[..., torch.optim.Optimizer], expected: float
-) -> None:
+def test_optimizer_state_per_parameter_byte(factory: Callable[..., torch.optim.Optimizer], expected: float) -> None:
     made = model(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     profile = profile_model(made, microbatch_sizes=[1], repeats=1, optimizer=factory)
     assert profile.optimizer.state_bytes_per_parameter_byte == expected
@@ -261,12 +222,15 @@ def test_a_profile_of_any_layers_has_every_number(layers: Callable[[], Sequence[
 def test_an_emulated_device_lasts_its_multiple_of_the_host() -> None:
     """Sleeping cannot end early, so 'at least' holds on any machine, however busy."""
     made = model(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    host = Measurement(device_type="host", microbatch_sizes=(1, 2), forward_seconds=((0.001, 0.002, 0.003),) * 2,
-                       backward_seconds=((0.004, 0.0, 0.001),) * 2, optimizer_seconds=(0.002, 0.0, 0.001))  # fmt: skip
+    host = Measurement(
+        device_type="host",
+        microbatch_sizes=(1, 2),
+        forward_seconds=((0.001, 0.002, 0.003),) * 2,
+        backward_seconds=((0.004, 0.0, 0.001),) * 2,
+        optimizer_seconds=(0.002, 0.0, 0.001),
+    )
     emulation = Emulation(slowdown=3.0, host=host, memory_bytes=10**9)
-    found = measure_device(
-        made, "slow", CPU, (1, 2), torch.optim.AdamW, repeats=2, emulation=emulation
-    ).measurement
+    found = measure_device(made, "slow", CPU, (1, 2), torch.optim.AdamW, repeats=2, emulation=emulation).measurement
     assert (found.forward >= 3 * host.forward).all()
     assert (found.backward >= 3 * host.backward).all()
     assert all(a >= 3 * b for a, b in zip(found.optimizer_seconds, host.optimizer_seconds, strict=True))
@@ -294,8 +258,11 @@ def test_a_layer_that_refuses_the_sample_s_values_is_named() -> None:
 def test_progress_is_told_for_every_layer_size_and_optimizer_step() -> None:
     said: list[str] = []
     profile_model(model(nn.Linear(8, 8), nn.ReLU()), microbatch_sizes=[1, 2], repeats=1, advance=said.append)
-    assert said == [f"layer {number} of 2 ({name}), {what}" for number, name in ((1, "0"), (2, "1"))
-                    for what in ("1 sample", "2 samples", "optimizer")]  # fmt: skip
+    assert said == [
+        f"layer {number} of 2 ({name}), {what}"
+        for number, name in ((1, "0"), (2, "1"))
+        for what in ("1 sample", "2 samples", "optimizer")
+    ]
 
 
 def test_a_layer_gets_its_values_once_for_all_that_is_timed_and_once_for_its_bytes() -> None:
@@ -339,11 +306,14 @@ def measure_here(world: World, cluster: Cluster, whole_nodes: bool = False) -> P
 
 
 def mixed(**fast: Any) -> Cluster:
-    return Cluster.parse({
-        "format": "hetpipe.cluster/1",
-        "device_types": {"slow": {"memory": "1 GiB", "emulate": {"slowdown": 4}}, "fast": {"memory": "1 GiB", **fast}},
-        "nodes": [{"name": "n0", "devices": {"slow": 1, "fast": 1}}, {"name": "n1", "devices": {"fast": 1}}],
-    }, "mixed")  # fmt: skip
+    return Cluster.parse(
+        {
+            "format": "hetpipe.cluster/1",
+            "device_types": {"slow": {"memory": "1 GiB", "emulate": {"slowdown": 4}}, "fast": {"memory": "1 GiB", **fast}},
+            "nodes": [{"name": "n0", "devices": {"slow": 1, "fast": 1}}, {"name": "n1", "devices": {"fast": 1}}],
+        },
+        "mixed",
+    )
 
 
 def test_every_type_of_a_cluster_measures_itself_and_all_ranks_have_one_profile() -> None:
@@ -360,11 +330,14 @@ def test_every_type_of_a_cluster_measures_itself_and_all_ranks_have_one_profile(
     assert all(link.latency > 0 and link.bandwidth is not None and link.bandwidth > 0 for link in found.links)
 
 
-BOXES = Cluster.parse({
-    "format": "hetpipe.cluster/1",
-    "device_types": {kind: {"memory": "1 GiB"} for kind in "abc"},
-    "nodes": [{"name": "n0", "devices": {"a": 1, "b": 2}}, {"name": "n1", "devices": {"b": 1, "c": 1}}],
-}, "two boxes")  # fmt: skip
+BOXES = Cluster.parse(
+    {
+        "format": "hetpipe.cluster/1",
+        "device_types": {kind: {"memory": "1 GiB"} for kind in "abc"},
+        "nodes": [{"name": "n0", "devices": {"a": 1, "b": 2}}, {"name": "n1", "devices": {"b": 1, "c": 1}}],
+    },
+    "two boxes",
+)
 
 
 def test_who_measures_which_type() -> None:

@@ -22,8 +22,9 @@ def test_one_after_the_other_they_cost_what_they_cost_alone(seed: int, whole: bo
     program = Program(rows, low, high, whole=whole)
     for _ in range(4):
         costs, most = dice.integers(-5, 6, columns), dice.integers(0, 6, columns)
-        alone = milp(costs, constraints=LinearConstraint(rows, low, high), bounds=Bounds(0, most),
-                     integrality=np.full(columns, whole))  # fmt: skip
+        alone = milp(
+            costs, constraints=LinearConstraint(rows, low, high), bounds=Bounds(0, most), integrality=np.full(columns, whole)
+        )
         found = program.least(costs, most)
         assert (found is None) == (alone.x is None)
         if found is None:

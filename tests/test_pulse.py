@@ -307,10 +307,14 @@ def test_a_broken_connection_is_told_as_the_loss_of_a_rank(store: Store, monkeyp
 
 
 def test_how_devices_fare_comes_with_the_signs_of_life(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster.parse({
-        "format": "hetpipe.cluster/1", "device_types": {"slow": {"memory": "2 GiB"}, "fast": {"memory": "4 GiB"}},
-        "nodes": [{"name": "a", "devices": {"slow": 1, "fast": 1}}],
-    }, "test")  # fmt: skip
+    cluster = Cluster.parse(
+        {
+            "format": "hetpipe.cluster/1",
+            "device_types": {"slow": {"memory": "2 GiB"}, "fast": {"memory": "4 GiB"}},
+            "nodes": [{"name": "a", "devices": {"slow": 1, "fast": 1}}],
+        },
+        "test",
+    )
     stages = [{"layers": [0, 3], "devices": ["a/1"]}, {"layers": [3, 4], "devices": ["a/0"]}]
     plan = Plan.parse({"model": "m", "global_batch": 4, "replicas": [{"microbatch_sizes": [4], "stages": stages}]}, "test")
     assert [(s.device, s.busy, s.peak_bytes) for s in look(plan, cluster)] == [("a/1 fast", None, None), ("a/0 slow", None, None)]

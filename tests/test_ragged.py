@@ -92,14 +92,30 @@ def test_default_sizes_lie_between_the_shortest_and_the_longest_sample() -> None
 
 
 def own_job(tmp_path: Path, function: str, **sections: Any) -> Job:
-    return Job.parse({
-        "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": QWEN}, "loss": {"weight": "tokens"},
-        "data": {"target": f"tests.support.user_parts:{function}"}, "train": {"global_batch": 4, "steps": 1}, **sections,
-    }, "job")  # fmt: skip
+    return Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "model": {"name": "causal_lm", "args": QWEN},
+            "loss": {"weight": "tokens"},
+            "data": {"target": f"tests.support.user_parts:{function}"},
+            "train": {"global_batch": 4, "steps": 1},
+            **sections,
+        },
+        "job",
+    )
 
 
-QWEN = {"type": "qwen3", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "head_dim": 8, "num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 64}  # fmt: skip
+QWEN = {
+    "type": "qwen3",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 400,
+    "max_position_embeddings": 64,
+}
 
 
 def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
@@ -110,7 +126,8 @@ def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
     assert model.inputs.shape == (4, 8)  # type: ignore[union-attr]
     sizes = [size_for(data.train, batch) for batch in EpochSampler(6, 4, seed=0)]
     assert [(batch.inputs.shape[1], batch.share) for batch in model.shorter] == (  # type: ignore[union-attr]
-        [(4, sizes.count(4) / 2)] if 4 in sizes else [])
+        [(4, sizes.count(4) / 2)] if 4 in sizes else []
+    )
     single = own_job(tmp_path, "steps", train={"global_batch": 1, "steps": 1})
     (shorter,) = build_model(single, data.train, data.names).shorter
     assert shorter.inputs.tolist() == [[4] * 4, [3, 3, 3, 0], [2, 2, 0, 0], [1, 0, 0, 0]]  # type: ignore[union-attr]
@@ -119,16 +136,20 @@ def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
     assert fetch(data.train, torch.tensor([0, 1]), size=4)[0].tolist() == [[1, 0, 0, 0], [2, 2, 0, 0]]
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"lengths": [1, 2]}, "training samples: its lengths must be int64 [6], one for each sample, found list"),
-    ({"lengths": torch.ones(6)}, "its lengths must be int64 [6], one for each sample, found torch.float32 of shape (6,)"),
-    ({"sizes": [8, 4]}, "its sizes must be whole numbers of at least 1, each larger than the one before, found [8, 4]"),
-    ({"sizes": []}, "each larger than the one before, found []"),
-    ({"sizes": 20}, "its sizes must be a list of whole numbers, found 20"),
-    ({"sizes": [2, 4]}, "the largest of its sizes is 4, but sample 5 has length 6"),
-])  # fmt: skip
-def test_lengths_and_sizes_are_checked(changes: dict[str, Any], message: str, tmp_path: Path,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": [1, 2]}, "training samples: its lengths must be int64 [6], one for each sample, found list"),
+        ({"lengths": torch.ones(6)}, "its lengths must be int64 [6], one for each sample, found torch.float32 of shape (6,)"),
+        ({"sizes": [8, 4]}, "its sizes must be whole numbers of at least 1, each larger than the one before, found [8, 4]"),
+        ({"sizes": []}, "each larger than the one before, found []"),
+        ({"sizes": 20}, "its sizes must be a list of whole numbers, found 20"),
+        ({"sizes": [2, 4]}, "the largest of its sizes is 4, but sample 5 has length 6"),
+    ],
+)
+def test_lengths_and_sizes_are_checked(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in changes.items():
         monkeypatch.setattr(Steps, name, value)
     with pytest.raises(InputError) as caught:
@@ -222,10 +243,13 @@ def test_a_run_trains_packed_rows_and_ends_where_a_model_would_mix_their_samples
     """Before anything is measured."""
     for arguments in (QWEN, {"type": "mamba", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 400}):
         document = {
-            "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": arguments}, "loss": {"weight": "tokens"},
-            "data": {"name": "chat", "args": {**talk, "length": 40, "pack": True}}, "train": {"global_batch": 2, "steps": 1},
+            "format": "hetpipe.job/1",
+            "model": {"name": "causal_lm", "args": arguments},
+            "loss": {"weight": "tokens"},
+            "data": {"name": "chat", "args": {**talk, "length": 40, "pack": True}},
+            "train": {"global_batch": 2, "steps": 1},
             "profiler": {"microbatch_sizes": [1, 2], "repeats": 1},
-        }  # fmt: skip
+        }
         (tmp_path / "job.json").write_text(json.dumps(document))
         ended = run("train", str(tmp_path / "job.json"))
         if arguments["type"] == "qwen3":
@@ -237,11 +261,14 @@ def test_a_run_trains_packed_rows_and_ends_where_a_model_would_mix_their_samples
         assert "measuring" not in ended.err
 
 
-@pytest.mark.parametrize(("found", "message"), [
-    (None, "Steps.padded must give a pair (inputs, targets), found of type NoneType"),
-    ((torch.ones(1, 4), torch.ones(2)), "Steps.padded gives inputs shape (1, 4) for 2 samples: dimension 0 of each of their"),
-    ((torch.ones(2, 4), [torch.ones(2), 3]), "Steps.padded gives targets (shape (2,), int) for 2 samples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "Steps.padded must give a pair (inputs, targets), found of type NoneType"),
+        ((torch.ones(1, 4), torch.ones(2)), "Steps.padded gives inputs shape (1, 4) for 2 samples: dimension 0 of each of their"),
+        ((torch.ones(2, 4), [torch.ones(2), 3]), "Steps.padded gives targets (shape (2,), int) for 2 samples"),
+    ],
+)
 def test_batches_that_are_none_are_told(found: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = build_data(own_job(tmp_path, "steps")).train
     monkeypatch.setattr(Steps, "padded", lambda *_: found)

@@ -130,8 +130,12 @@ def test_a_profile_is_of_what_the_transforms_made() -> None:
 
 def test_a_job_saves_resumes_and_exports_what_transforms_made(folder: Folder, run: Command) -> None:
     """The checkpoint has the names of the model as it was written, and fits it."""
-    file = folder.ready(rows=[{"cuts": [3, 3], "sizes": [6, 6]}], model={"target": "tests.support.doubling:doubled_tied"},
-                        checkpoint={"folder": "saved"}, train=train(steps=4))  # fmt: skip
+    file = folder.ready(
+        rows=[{"cuts": [3, 3], "sizes": [6, 6]}],
+        model={"target": "tests.support.doubling:doubled_tied"},
+        checkpoint={"folder": "saved"},
+        train=train(steps=4),
+    )
 
     def losses(*settings: str) -> list[float]:
         result: TrainResult = run_everywhere(Job.read(file, settings), train_rank)

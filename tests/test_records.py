@@ -24,17 +24,20 @@ def test_files_of_columns_and_of_texts(tmp_path: Path) -> None:
     assert str(its.decode(found[1][0][0])).startswith("<|im_start|>user\nHi<|im_end|>")
     (tmp_path / "c.csv").write_text("instruction,output\nHi,Yes.,more\n")
     assert "c.csv, line 2: it has 3 fields, and the first line of the file names 2" in refusal(
-        instructions, file=str(tmp_path / "c.csv"), tokenizer=folder)  # fmt: skip
+        instructions, file=str(tmp_path / "c.csv"), tokenizer=folder
+    )
     (tmp_path / "d.csv").write_text("output,output\nHi,Yes.\n")
     assert "its first line, which names the columns, has 'output' twice" in refusal(
-        instructions, file=str(tmp_path / "d.csv"), tokenizer=folder)  # fmt: skip
+        instructions, file=str(tmp_path / "d.csv"), tokenizer=folder
+    )
     file = lines(tmp_path / "t.jsonl", [{"text": "Hello you"}, {"text": "Yes."}])
     words = its("Hello you</s>Yes.", add_special_tokens=False)["input_ids"]
     windows = text(context=2, files=file, tokenizer=folder, test_fraction=0).train
     assert windows[0][0].tolist() == words[:2]
     assert bytes(text(context=4, files=file, test_fraction=0).train.text.tolist()) == b"Hello you\nYes."  # type: ignore[attr-defined]
     assert "t.jsonl, line 2: it has no text; found {'words': 'a'}" in refusal(
-        text, files=lines(tmp_path / "t.jsonl", [{"text": "a"}, {"words": "a"}]))  # fmt: skip
+        text, files=lines(tmp_path / "t.jsonl", [{"text": "a"}, {"words": "a"}])
+    )
     other = lines(tmp_path / "o.jsonl", [{"content": "Hello you"}])
     assert bytes(text(context=4, files=other, test_fraction=0, columns={"text": "content"}).train.text.tolist()) == b"Hello you"  # type: ignore[attr-defined]
 
@@ -42,14 +45,25 @@ def test_files_of_columns_and_of_texts(tmp_path: Path) -> None:
 ONE = '{"instruction": "Hi", "output": "Yes."}'
 
 
-@pytest.mark.parametrize(("name", "content", "count"), [
-    ("one.json", '{\n  "instruction": "Hi",\n  "output": "Yes."\n}\n', 1), ("list.jsonl", f"[\n{ONE},\n{ONE}\n]\n", 2),
-    ("lines.json", f"{ONE}\n{ONE}\n", 2), ("one behind the other.jsonl", f"\ufeff{ONE}\n\ufeff{ONE}\n", 2),
-    ("hashed.jsonl", '{"instruction": "Hi", "output": "Yes.", "id": 18446744073709551615}\n', 1),
-    ("marked.csv", "instruction,output,weight\nHi,Yes.,1\nHi,No.,0\n", 1),
-    ("masked.csv", ('messages,loss_mask\n"[{""role"":""user"",""content"":""Hi""},{""role"":""assistant"",'
-                    '""content"":""Yes.""}]","[0, true]"\n'), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "count"),
+    [
+        ("one.json", '{\n  "instruction": "Hi",\n  "output": "Yes."\n}\n', 1),
+        ("list.jsonl", f"[\n{ONE},\n{ONE}\n]\n", 2),
+        ("lines.json", f"{ONE}\n{ONE}\n", 2),
+        ("one behind the other.jsonl", f"\ufeff{ONE}\n\ufeff{ONE}\n", 2),
+        ("hashed.jsonl", '{"instruction": "Hi", "output": "Yes.", "id": 18446744073709551615}\n', 1),
+        ("marked.csv", "instruction,output,weight\nHi,Yes.,1\nHi,No.,0\n", 1),
+        (
+            "masked.csv",
+            (
+                'messages,loss_mask\n"[{""role"":""user"",""content"":""Hi""},{""role"":""assistant"",'
+                '""content"":""Yes.""}]","[0, true]"\n'
+            ),
+            1,
+        ),
+    ],
+)
 def test_files_as_people_have_them(name: str, content: str, count: int, tmp_path: Path) -> None:
     folder = tokenizer(tmp_path / "words")
     (tmp_path / name).write_text(content, encoding="utf-8")
@@ -58,12 +72,19 @@ def test_files_as_people_have_them(name: str, content: str, count: int, tmp_path
     assert texts == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"] * count
 
 
-@pytest.mark.parametrize(("name", "content", "why"), [
-    ("a.json", '{"version": 1,\n "data": []}\n', "record 1: it has none of the keys messages (or conversations), prompt"),
-    ("a.jsonl", "[1,\n", "is not valid JSON: line 2, column 1: Expecting value; expected a list of records, or a record in each"),
-    ("a.tsv", 'question\tanswer\n"Hi" she said\tYes.\n', 'that begins with " ends with it, and has each " within it twice'),
-    ("a.csv", "question, answer\nHi, Yes.\n", "its keys: [' answer', 'question']"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.json", '{"version": 1,\n "data": []}\n', "record 1: it has none of the keys messages (or conversations), prompt"),
+        (
+            "a.jsonl",
+            "[1,\n",
+            "is not valid JSON: line 2, column 1: Expecting value; expected a list of records, or a record in each",
+        ),
+        ("a.tsv", 'question\tanswer\n"Hi" she said\tYes.\n', 'that begins with " ends with it, and has each " within it twice'),
+        ("a.csv", "question, answer\nHi, Yes.\n", "its keys: [' answer', 'question']"),
+    ],
+)
 def test_files_that_hold_something_else_are_told(name: str, content: str, why: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     assert why in refusal(chat, file=str(tmp_path / name), tokenizer=tokenizer(tmp_path / "words"))

@@ -85,14 +85,10 @@ def test_unknown_names(call: object, name: str, message: str) -> None:
 def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "hetpipe.partitioners.auto:Auto", "hetpipe.partitioners")
     broken = EntryPoint("broken", "no_such_package:Planner", "hetpipe.partitioners")
-    monkeypatch.setattr(
-        registry, "entry_points", lambda group: [p for p in (point, broken) if p.group == group]
-    )
+    monkeypatch.setattr(registry, "entry_points", lambda group: [p for p in (point, broken) if p.group == group])
     assert {"mine", "auto"} <= set(registry.partitioner_names())
     assert registry.partitioner("mine").name == "auto"
-    with pytest.raises(
-        InputError, match=r"cannot load 'broken' \(no_such_package:Planner\).*No module named"
-    ):
+    with pytest.raises(InputError, match=r"cannot load 'broken' \(no_such_package:Planner\).*No module named"):
         registry.partitioner("broken")
     registry.check_partitioner("mine")
     registry.check_partitioner("auto")
@@ -109,8 +105,12 @@ def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_names_of_a_job_are_checked_without_importing_what_they_name(keys: dict[str, object], message: str) -> None:
-    document = {"format": "hetpipe.job/1", "model": {"name": "gpt"}, "data": {"name": "text"},
-                "train": {"global_batch": 8, "steps": 1}}  # fmt: skip
+    document = {
+        "format": "hetpipe.job/1",
+        "model": {"name": "gpt"},
+        "data": {"name": "text"},
+        "train": {"global_batch": 8, "steps": 1},
+    }
     registry.check_names(Job.parse(document, "the job"))
     registry.check_names(Job.parse({**document, "model": {"target": "no_such_package:build"}}, "the job"))  # its own fault, later
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
@@ -132,10 +132,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("target", "message"),
         [
-            (
-                "hetpipe_test_net",
-                "cannot read the target 'hetpipe_test_net': write it as 'package.module:function'",
-            ),
+            ("hetpipe_test_net", "cannot read the target 'hetpipe_test_net': write it as 'package.module:function'"),
             ("hetpipe_test_net:build()", "cannot read the target"),
             ("no_such_module:build", "cannot import 'no_such_module'.*ModuleNotFoundError"),
             ("hetpipe_test_bad:build", "cannot import 'hetpipe_test_bad'.*RuntimeError: no GPU here"),

@@ -118,9 +118,7 @@ def test_who_is_missing_is_said(two: Ranks) -> None:
     ranks.pool.shutdown()
 
 
-def test_while_a_rank_waits_it_says_for_whom_and_why_a_missing_one_has_ended(
-    two: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_a_rank_waits_it_says_for_whom_and_why_a_missing_one_has_ended(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "TELL_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous, "RESTART_SECONDS", 0.2)
     said = list[str]()
@@ -207,9 +205,11 @@ def test_ranks_without_an_agent_meet_in_the_store_of_rank_0(tmp_path: Path) -> N
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = []
     for rank in (1, 0):
-        started.append(subprocess.Popen(
-            [sys.executable, "-c", code], env={**kept, **place, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        ))  # fmt: skip
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code], env={**kept, **place, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+        )
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == "here\n"
     said = [each.communicate(timeout=100)[0] for each in started]

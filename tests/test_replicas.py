@@ -100,9 +100,7 @@ def test_every_rank_sums_in_the_order_of_one_list(plan: Plan, data: st.DataObjec
             tied_names = {named[name]: name for name in ties if named[name] in mine}
             groups = local_groups(part, lo, hi, everywhere, plan, ties, tied_names)
             assert [place[g.name] for g in groups] == sorted(place[g.name] for g in groups)
-            assert all(
-                rank_of[stage.device] in g.ranks and g.ranks == dict(everywhere)[g.name] for g in groups
-            )
+            assert all(rank_of[stage.device] in g.ranks and g.ranks == dict(everywhere)[g.name] for g in groups)
             inside = [p for g in groups for p in g.parameters]
             assert len(inside) == len(mine) == len(set(inside))
             for group in groups:
@@ -113,13 +111,7 @@ def test_every_rank_sums_in_the_order_of_one_list(plan: Plan, data: st.DataObjec
 
 @pytest.fixture(scope="module")
 def twenty() -> list[dict[str, Any]]:
-    plan = make_plan(
-        [
-            {"cuts": [4, 3, 3], "sizes": [4] * 6},
-            {"cuts": [6, 4], "sizes": [4, 4]},
-            {"cuts": [10], "sizes": [3, 2]},
-        ]
-    )
+    plan = make_plan([{"cuts": [4, 3, 3], "sizes": [4] * 6}, {"cuts": [6, 4], "sizes": [4, 4]}, {"cuts": [10], "sizes": [3, 2]}])
     return run_ranks(twenty_steps, cluster_of(3, 2, 1), plan)
 
 
@@ -165,7 +157,7 @@ def refused() -> list[dict[str, Any]]:
         ("too many samples for a whole replica", "replica 3 was given 4 samples, but the plan gives it at most 3; its memory"),
         ("unequal ends of a whole replica", "replica 1: its first stage was given 3 samples of inputs, its last stage 2"),
     ],
-)  # fmt: skip
+)
 def test_every_rank_refuses_wrong_input(refused: list[dict[str, Any]], what: str, message: str) -> None:
     told = {result.get(what) for result in refused}
     assert len(told) == 1, "the ranks were told different things"

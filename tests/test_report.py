@@ -8,14 +8,7 @@ from rich.console import Console
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.timeline import Span, SpanKind, Timeline
-from hetpipe.show.report import (
-    plan_rows,
-    plan_table,
-    shorten,
-    text_gantt,
-    ticks,
-    utilisation_table,
-)
+from hetpipe.show.report import plan_rows, plan_table, shorten, text_gantt, ticks, utilisation_table
 from hetpipe.show.words import microbatches_text, share_text
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
@@ -23,41 +16,75 @@ from hetpipe.spec.profile import Profile
 
 ROOT = Path(__file__).resolve().parent.parent
 
-CLUSTER = Cluster.parse({
-    "format": "hetpipe.cluster/1", "device_types": {"fast": {"memory": "4 GiB"}, "slow": {"memory": "2 GiB"}},
-    "nodes": [{"name": "n0", "devices": {"fast": 2, "slow": 1}}], "link": {"bandwidth": "1 GB/s"},
-}, "the cluster")  # fmt: skip
+CLUSTER = Cluster.parse(
+    {
+        "format": "hetpipe.cluster/1",
+        "device_types": {"fast": {"memory": "4 GiB"}, "slow": {"memory": "2 GiB"}},
+        "nodes": [{"name": "n0", "devices": {"fast": 2, "slow": 1}}],
+        "link": {"bandwidth": "1 GB/s"},
+    },
+    "the cluster",
+)
 
-PROFILE = Profile.parse({
-    "format": "hetpipe.profile/1", "model": "net", "optimizer": {"state_bytes_per_parameter_byte": 0},
-    "layers": [{"name": name, "parameter_bytes": 2**20, "output_bytes_per_sample": 4,
-                    "saved_bytes_per_sample": 8}
-               for name in ("embed", "body.0", "body.1", "[bold]head")],
-    "measurements": [
-        {"device_type": kind, "microbatch_sizes": [1], "forward_seconds": [[f] * 4],
-         "backward_seconds": [[2 * f] * 4], "optimizer_seconds": [0.0] * 4}
-        for kind, f in (("fast", 0.001), ("slow", 0.004))],
-}, "the profile")  # fmt: skip
+PROFILE = Profile.parse(
+    {
+        "format": "hetpipe.profile/1",
+        "model": "net",
+        "optimizer": {"state_bytes_per_parameter_byte": 0},
+        "layers": [
+            {"name": name, "parameter_bytes": 2**20, "output_bytes_per_sample": 4, "saved_bytes_per_sample": 8}
+            for name in ("embed", "body.0", "body.1", "[bold]head")
+        ],
+        "measurements": [
+            {
+                "device_type": kind,
+                "microbatch_sizes": [1],
+                "forward_seconds": [[f] * 4],
+                "backward_seconds": [[2 * f] * 4],
+                "optimizer_seconds": [0.0] * 4,
+            }
+            for kind, f in (("fast", 0.001), ("slow", 0.004))
+        ],
+    },
+    "the profile",
+)
 
 PREDICTED = {
-    "step_seconds": 0.05, "pipeline_seconds": 0.04, "gradient_sync_seconds": 0.009,
+    "step_seconds": 0.05,
+    "pipeline_seconds": 0.04,
+    "gradient_sync_seconds": 0.009,
     "optimizer_seconds": 0.001,
-    "samples_per_second": 140, "price_per_hour": 1.5, "price_per_million_samples": 2.976,
+    "samples_per_second": 140,
+    "price_per_hour": 1.5,
+    "price_per_million_samples": 2.976,
     "peak_bytes": {"n0/0": 3 * 2**30, "n0/2": 5 * 2**20},
-    "lower_bound_seconds": 0.048, "gap": 0.0417, "proof": "search-bound",
-}  # fmt: skip
+    "lower_bound_seconds": 0.048,
+    "gap": 0.0417,
+    "proof": "search-bound",
+}
 
 
 def plan(**changes: object) -> Plan:
-    return Plan.parse({
-        "format": "hetpipe.plan/1", "model": "net", "global_batch": 7, "partitioner": "chain",
-        "replicas": [
-            {"microbatch_sizes": [2, 2, 1],
-             "stages": [{"layers": [0, 3], "devices": ["n0/0"]},
-                        {"layers": [3, 4], "devices": ["n0/2"], "recompute": True}]},
-            {"microbatch_sizes": [1, 1], "stages": [{"layers": [0, 4], "devices": ["n0/1"]}]},
-        ], **changes,
-    }, "the plan")  # fmt: skip
+    return Plan.parse(
+        {
+            "format": "hetpipe.plan/1",
+            "model": "net",
+            "global_batch": 7,
+            "partitioner": "chain",
+            "replicas": [
+                {
+                    "microbatch_sizes": [2, 2, 1],
+                    "stages": [
+                        {"layers": [0, 3], "devices": ["n0/0"]},
+                        {"layers": [3, 4], "devices": ["n0/2"], "recompute": True},
+                    ],
+                },
+                {"microbatch_sizes": [1, 1], "stages": [{"layers": [0, 4], "devices": ["n0/1"]}]},
+            ],
+            **changes,
+        },
+        "the plan",
+    )
 
 
 def printed(renderable: object, width: int = 140) -> str:
@@ -69,25 +96,42 @@ def printed(renderable: object, width: int = 140) -> str:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (24 * 2**30, "24.0 GiB"), (1000 * 2**20, "1000 MiB"),
-     (999.9 * 2**20, "1000 MiB"), (2**60, "1024 PiB"), (-2048, "-2.00 KiB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (24 * 2**30, "24.0 GiB"),
+        (1000 * 2**20, "1000 MiB"),
+        (999.9 * 2**20, "1000 MiB"),
+        (2**60, "1024 PiB"),
+        (-2048, "-2.00 KiB"),
+    ],
+)
 def test_human_bytes(size: float, text: str) -> None:
     assert human_bytes(size) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (3e-9, "3.00 ns"), (12.34e-6, "12.3 µs"), (0.00123, "1.23 ms"), (0.9999, "1.00 s"),
-     (45, "45.0 s"), (119.6, "2.00 min"), (7300, "2.03 h"), (-0.5, "-500 ms"), (float("inf"), "∞")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (3e-9, "3.00 ns"),
+        (12.34e-6, "12.3 µs"),
+        (0.00123, "1.23 ms"),
+        (0.9999, "1.00 s"),
+        (45, "45.0 s"),
+        (119.6, "2.00 min"),
+        (7300, "2.03 h"),
+        (-0.5, "-500 ms"),
+        (float("inf"), "∞"),
+    ],
+)
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("sizes", "text"),
-    [([4] * 9 + [3], "9 × 4 + 3"), ([1], "1 × 1"), ([1, 2, 1, 2, 1], "5 × 1 to 2"), ([5, 4, 4], "5 + 2 × 4")],
+    ("sizes", "text"), [([4] * 9 + [3], "9 × 4 + 3"), ([1], "1 × 1"), ([1, 2, 1, 2, 1], "5 × 1 to 2"), ([5, 4, 4], "5 + 2 × 4")]
 )
 def test_a_share_is_the_number_of_micro_batches_times_their_size(sizes: list[int], text: str) -> None:
     assert share_text(sizes) == text
@@ -95,10 +139,16 @@ def test_a_share_is_the_number_of_micro_batches_times_their_size(sizes: list[int
 
 @pytest.mark.parametrize(
     ("sizes", "text"),
-    [([4, 4, 3], "micro-batches of 4, 4 and 3"), ([4] * 9 + [3], "9 micro-batches of 4 and one of 3"),
-     ([1], "one micro-batch of 1"), ([2, 2], "2 micro-batches of 2"), ([1, 2, 1, 2, 1], "5 micro-batches of 1 to 2"),
-     ([5, 4, 4, 4, 4, 3], "one micro-batch of 5, 4 of 4 and one of 3"), ([2, 1], "micro-batches of 2 and 1")],
-)  # fmt: skip
+    [
+        ([4, 4, 3], "micro-batches of 4, 4 and 3"),
+        ([4] * 9 + [3], "9 micro-batches of 4 and one of 3"),
+        ([1], "one micro-batch of 1"),
+        ([2, 2], "2 micro-batches of 2"),
+        ([1, 2, 1, 2, 1], "5 micro-batches of 1 to 2"),
+        ([5, 4, 4, 4, 4, 3], "one micro-batch of 5, 4 of 4 and one of 3"),
+        ([2, 1], "micro-batches of 2 and 1"),
+    ],
+)
 def test_a_share_in_words(sizes: list[int], text: str) -> None:
     assert microbatches_text(sizes) == text
 
@@ -117,10 +167,18 @@ def test_ticks_are_round_and_within() -> None:
 def test_rows_say_all_that_is_known() -> None:
     first, second, third = plan_rows(plan(predicted=PREDICTED), profile=PROFILE, cluster=CLUSTER)
     assert first == {
-        "stage": "r0 s0", "device": "n0/0 fast", "share": "2 × 2 + 1", "layers": "0–2", "names": "embed … body.1",
-        "F": "15.0 ms", "B": "30.0 ms", "depth": "2", "recompute": "",
-        "params": "3.00 MiB", "memory": "3.00 of 4.00 GiB",
-    }  # fmt: skip
+        "stage": "r0 s0",
+        "device": "n0/0 fast",
+        "share": "2 × 2 + 1",
+        "layers": "0–2",
+        "names": "embed … body.1",
+        "F": "15.0 ms",
+        "B": "30.0 ms",
+        "depth": "2",
+        "recompute": "",
+        "params": "3.00 MiB",
+        "memory": "3.00 of 4.00 GiB",
+    }
     assert (second["layers"], second["names"]) == ("3", "[bold]head")
     assert (second["F"], second["B"], second["recompute"]) == ("20.0 ms", "60.0 ms", "yes")
     assert (third["stage"], third["share"], third["memory"]) == ("r1 s0", "2 × 1", "4.00 GiB")
@@ -173,27 +231,34 @@ def test_a_plan_without_a_prediction_says_so() -> None:
 
 
 def span(
-    kind: SpanKind, start: float, end: float, *, device: str = "n0/0", replica: int = 0, stage: int = 0,
+    kind: SpanKind,
+    start: float,
+    end: float,
+    *,
+    device: str = "n0/0",
+    replica: int = 0,
+    stage: int = 0,
     microbatch: int | None = None,
-) -> Span:  # fmt: skip
-    return Span(device=device, replica=replica, stage=stage, kind=kind, start=start, end=end,
-                microbatch=microbatch)  # fmt: skip
+) -> Span:
+    return Span(device=device, replica=replica, stage=stage, kind=kind, start=start, end=end, microbatch=microbatch)
 
 
 def timeline(*spans: Span, step: float) -> Timeline:
-    return Timeline(spans=spans, step_seconds=step, pipeline_seconds=step, sync_seconds=0.0,
-                    optimizer_seconds=0.0)  # fmt: skip
+    return Timeline(spans=spans, step_seconds=step, pipeline_seconds=step, sync_seconds=0.0, optimizer_seconds=0.0)
 
 
 TWO_STAGES = timeline(
-    span("F", 0, 2, microbatch=10), span("F", 2, 3, microbatch=11), span("B", 7, 9, microbatch=10),
-    span("sync", 9, 11), span("optimizer", 11, 12),
+    span("F", 0, 2, microbatch=10),
+    span("F", 2, 3, microbatch=11),
+    span("B", 7, 9, microbatch=10),
+    span("sync", 9, 11),
+    span("optimizer", 11, 12),
     span("F", 3, 4, device="n0/2", stage=1, microbatch=10),
     span("B", 4, 7, device="n0/2", stage=1, microbatch=10),
     span("optimizer", 11, 11.2, device="n0/2", stage=1),
     span("F", 0, 12, device="n0/1", replica=1, microbatch=0),
     step=12,
-)  # fmt: skip
+)
 
 
 def test_a_gantt_drawn() -> None:

@@ -174,8 +174,9 @@ def test_measured_stands_above_predicted_in_the_report(tmp_path: Path) -> None:
     shown = make()
     predicted = shown.predicted
     assert predicted is not None
-    slower = Timeline(spans=predicted.spans, step_seconds=1.1 * predicted.step_seconds, pipeline_seconds=0, sync_seconds=0,
-                      optimizer_seconds=0)  # fmt: skip
+    slower = Timeline(
+        spans=predicted.spans, step_seconds=1.1 * predicted.step_seconds, pipeline_seconds=0, sync_seconds=0, optimizer_seconds=0
+    )
     draw_plan(whole(shown, measured=slower), tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text("utf-8")
     assert text.index("measured, stage 0 on n0/1") < text.index("predicted, stage 0 on n0/1")

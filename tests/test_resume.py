@@ -126,9 +126,14 @@ JOB: dict[str, Any] = {
     "format": "hetpipe.job/1",
     "model": {"name": "mlp", "args": {"layers": 4}},
     "data": {"name": "text", "args": {"context": 16}},
-    "train": {"global_batch": 12, "steps": 7, "clip_norm": 1.0, "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
-              "scheduler": {"name": "StepLR", "step_size": 10}},
-}  # fmt: skip
+    "train": {
+        "global_batch": 12,
+        "steps": 7,
+        "clip_norm": 1.0,
+        "optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9},
+        "scheduler": {"name": "StepLR", "step_size": 10},
+    },
+}
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -156,10 +161,12 @@ def changed(**changes: Any) -> dict[str, Any]:
         ({"train__clip_norm": None}, "  train.clip_norm was 1.0, is None"),
         ({"train__seed": 3}, "  train.seed was 0, is 3 (the order of the samples stays that of the old one)"),
         ({"model__args": {"layers": 4, "dropout": 0.1}}, "  model.args.dropout was None, is 0.1"),
-        ({"train__optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}},
-         "  train.optimizer.weight_decay was None, is 0.2"),
+        (
+            {"train__optimizer": {"name": "SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}},
+            "  train.optimizer.weight_decay was None, is 0.2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_goes_on_with_is_said(changes: dict[str, Any], said: str | None) -> None:
     heard = compare(changed(), changed(**changes), Path("saved/step-00000002"), step=2)
     start_of_it = "note: the job has changed since saved/step-00000002 was saved, and goes on as it is now:\n"
@@ -313,8 +320,12 @@ def nan_job(path: Path, how: str, **keys: Any) -> Folder:
     folder = Folder(path)
     rows = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2]}]
     model = {"target": "tests.support.user_parts:failing", "args": {"how": how, "step": 7}}
-    folder.ready(rows=rows, model=model, train=train(steps=6, **keys),
-                 checkpoint={"folder": str(path / "saved"), "every_steps": 1, "keep": 2})  # fmt: skip
+    folder.ready(
+        rows=rows,
+        model=model,
+        train=train(steps=6, **keys),
+        checkpoint={"folder": str(path / "saved"), "every_steps": 1, "keep": 2},
+    )
     return folder
 
 
@@ -345,5 +356,3 @@ def test_such_a_step_is_left_out_or_taken_but_never_saved(tmp_path: Path, capfd:
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "ignored")] == ["step-00000001", "step-00000002"]
     assert [line["loss"] for line in folder.lines("log/metrics.jsonl")] == [result.losses[1], None, None]
     assert json.loads((tmp_path / "log/summary.json").read_text())["last_loss"] is None
-
-

@@ -119,4 +119,3 @@ class TestZorse:
         problem = make_problem(make_cluster([{"a": 1}] * 33), make_profile({"a": [1.0]}), 33)
         with pytest.raises(PartitionError, match="zorse: the links of more than 32 nodes"):
             Zorse()(problem)
-

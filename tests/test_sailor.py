@@ -59,9 +59,7 @@ def test_sailor_optimizer_by_layer_stays(sailor: Path) -> None:
     for i, row in document["net"]["fast"]["1"]["2"].items():
         row[2] = 0.1 * (int(i) + 1)
     write(sailor / "layer_times.json", document)
-    assert from_sailor(sailor)[0].measurement("fast", 2).optimizer_seconds == pytest.approx(
-        (0.1, 0.2, 0.3, 0.4, 0.5)
-    )
+    assert from_sailor(sailor)[0].measurement("fast", 2).optimizer_seconds == pytest.approx((0.1, 0.2, 0.3, 0.4, 0.5))
 
 
 def test_sailor_cluster(sailor: Path) -> None:
@@ -102,21 +100,13 @@ def test_a_bad_curve_is_named(curve: Any) -> None:
     ("file", "change", "message"),
     [
         ("layer_times.json", lambda d: d["net"]["fast"]["1"]["1"].pop("2"), "expected layers '0' to '3'"),
-        (
-            "layer_times.json",
-            lambda d: d["net"]["fast"]["1"]["1"]["2"].pop(),
-            "fast, micro-batch 1, degree 1: 2 numbers for 3",
-        ),
+        ("layer_times.json", lambda d: d["net"]["fast"]["1"]["1"]["2"].pop(), "fast, micro-batch 1, degree 1: 2 numbers for 3"),
         (
             "layer_times.json",
             lambda d: d["net"]["fast"]["1"].update({"1": {"0": [1, 2, 3]}}),
             "1 layers, but layer_sizes.json has 5",
         ),
-        (
-            "layer_times.json",
-            lambda d: d["net"]["fast"]["1"]["1"].update({"2": [1, -2, 3]}),
-            "numbers that are not negative",
-        ),
+        ("layer_times.json", lambda d: d["net"]["fast"]["1"]["1"].update({"2": [1, -2, 3]}), "numbers that are not negative"),
         ("layer_sizes.json", lambda d: d["net"].pop("1"), "'net' has no sizes at tensor-parallel degree 1"),
         (
             "layer_sizes.json",
@@ -145,9 +135,7 @@ def test_sailor_files_that_are_wrong(sailor: Path, file: str, change: Any, messa
 
 
 @NEEDS_SAILOR
-@pytest.mark.parametrize(
-    ("model", "layers"), [("OPT-350", 26), ("GPT-Neo-2.7", 34), ("LLAMA-3-8", 35), ("OPT-30", 50)]
-)
+@pytest.mark.parametrize(("model", "layers"), [("OPT-350", 26), ("GPT-Neo-2.7", 34), ("LLAMA-3-8", 35), ("OPT-30", 50)])
 def test_the_published_files(model: str, layers: int) -> None:
     found = import_published("sailor", [SAILOR], ImportOptions(model=model, nodes="2xA100-40x4,1xV100-16x4"))
     assert len(found.profile.layers) == layers
@@ -166,9 +154,7 @@ def test_thousands_of_nodes_are_made_by_kinds(sailor: Path) -> None:
 
 
 def test_memory_that_no_name_says(sailor: Path) -> None:
-    with pytest.raises(
-        InputError, match="how much memory 'fast' has is not known; say it: --memory 'fast=24 GB'"
-    ):
+    with pytest.raises(InputError, match="how much memory 'fast' has is not known; say it: --memory 'fast=24 GB'"):
         from_sailor(sailor, memory={})
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from bench.what_if.run import off, rows
 from hetpipe.files.messages import InputError
 from hetpipe.spec.cluster import Link
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.whatif.answer import Question, profile_of
 from hetpipe.whatif.cards import Card, Cards, known_cards, simplified
 from hetpipe.whatif.estimate import all_measured, estimate, scaled
@@ -157,8 +158,11 @@ def test_a_time_is_corrected_by_how_both_cards_ran_another_model(m: Any, factor:
     family, the same is expected for a model of another."""
     twin = CARDS[m.card].model_copy(update={"fp32": 2 * CARDS[m.card].fp32, "fp16": 2 * CARDS[m.card].fp16})
     other = m._replace(card="twin", cell=scaled(m, m.sizes, m.tokens, m.precision, twin, CARDS[m.card]))
-    slow = other._replace(cell=other.cell._replace(**{
-        name: tuple(factor * t for t in getattr(other.cell, name)) for name in ("forward", "backward")}))  # fmt: skip
+    slow = other._replace(
+        cell=other.cell._replace(
+            **{name: tuple(factor * t for t in getattr(other.cell, name)) for name in ("forward", "backward")}
+        )
+    )
     llama = find_model("llama-7b")
     known = [x for x in MEASURED if (x.card, x.model, x.precision) == (m.card, "llama-7b", m.precision)] + [m]
     if len(known) > 1:
@@ -175,19 +179,39 @@ class TestCards:
 
     @pytest.mark.parametrize(
         ("name", "card"),
-        [("3090", "3090"), ("RTX 3090", "3090"), ("NVIDIA GeForce RTX 3090", "3090"), ("nvidia-geforce-gtx-1080-ti", "1080ti"),
-         ("Tesla T4", "t4"), ("NVIDIA A100-SXM4-40GB", "a100-40"), ("A100", "a100-40"), ("v100x16", "v100-16"),
-         ("RTX A6000", "a6000"),
-         ("Titan RTX", "titan-rtx"), ("NVIDIA L40S", "l40s"), ("h100-nvl", "h100-nvl"), ("NVIDIA H200", "h200")],
-    )  # fmt: skip
+        [
+            ("3090", "3090"),
+            ("RTX 3090", "3090"),
+            ("NVIDIA GeForce RTX 3090", "3090"),
+            ("nvidia-geforce-gtx-1080-ti", "1080ti"),
+            ("Tesla T4", "t4"),
+            ("NVIDIA A100-SXM4-40GB", "a100-40"),
+            ("A100", "a100-40"),
+            ("v100x16", "v100-16"),
+            ("RTX A6000", "a6000"),
+            ("Titan RTX", "titan-rtx"),
+            ("NVIDIA L40S", "l40s"),
+            ("h100-nvl", "h100-nvl"),
+            ("NVIDIA H200", "h200"),
+        ],
+    )
     def test_however_it_is_written(self, name: str, card: str) -> None:
         assert known_cards().find(name) == card
 
     @pytest.mark.parametrize(
         ("name", "has"),
-        [("p40", "fp32 fp16"), ("v100", "fp32 fp16"), ("t4", "fp32 fp16"), ("a100", "fp32 fp16 bf16"), ("3090", "fp32 fp16 bf16"),
-         ("l4", "fp32 fp16 bf16"), ("h100", "fp32 fp16 bf16"), ("5090", "fp32 fp16 bf16"), ("w6800", "fp32 fp16")],
-    )  # fmt: skip
+        [
+            ("p40", "fp32 fp16"),
+            ("v100", "fp32 fp16"),
+            ("t4", "fp32 fp16"),
+            ("a100", "fp32 fp16 bf16"),
+            ("3090", "fp32 fp16 bf16"),
+            ("l4", "fp32 fp16 bf16"),
+            ("h100", "fp32 fp16 bf16"),
+            ("5090", "fp32 fp16 bf16"),
+            ("w6800", "fp32 fp16"),
+        ],
+    )
     def test_at_which_precisions_a_card_can_compute(self, name: str, has: str) -> None:
         assert CARDS[known_cards().find(name)].precisions == tuple(has.split())
 
@@ -333,8 +357,9 @@ class TestShared:
         own = {m.device_type: m for m in made.measurements}
         several = tuple(
             own[kind].slower(1 + i).model_copy(update={"precision": precision})
-            for kind, precisions in kinds.items() for i, precision in enumerate(precisions)
-        )  # fmt: skip
+            for kind, precisions in kinds.items()
+            for i, precision in enumerate(precisions)
+        )
         shared = made.model_copy(update={"measurements": several})
         found, origins = with_cards(shared, ("t4", "3090", "2080", "4090", "p40"), CARDS)
         old, new = ("fp32", "fp16"), ("fp32", "fp16", "bf16")

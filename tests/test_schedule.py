@@ -43,9 +43,7 @@ def test_each_action_once_and_backward_after_forward(depth: int, m: int) -> None
 
 
 def test_depths_that_rise_would_deadlock() -> None:
-    with pytest.raises(
-        ValueError, match=r"warm-up depth 3 of stage 1 is above depth 2 of stage 0.*never rise"
-    ):
+    with pytest.raises(ValueError, match=r"warm-up depth 3 of stage 1 is above depth 2 of stage 0.*never rise"):
         pipeline_actions((2, 3), 4)
     with pytest.raises(ValueError, match="stage 1: warm-up depth 0 is below 1"):
         check_depths((1, 0))

@@ -104,8 +104,14 @@ def test_a_rate_that_is_a_tensor_stays_one() -> None:
 
 
 def test_what_json_cannot_hold_is_named() -> None:
-    state = {"best": torch.ones(1), "seen": {1: 2}, "milestones": Counter({3: 1}), "mode": "min", "anneal": max,
-             "_schedulers": [{"last_epoch": 2}, {"rows": [object()]}]}  # fmt: skip
+    state = {
+        "best": torch.ones(1),
+        "seen": {1: 2},
+        "milestones": Counter({3: 1}),
+        "mode": "min",
+        "anneal": max,
+        "_schedulers": [{"last_epoch": 2}, {"rows": [object()]}],
+    }
     assert unfit(state) == ["best, a Tensor", "seen, a dict", "_schedulers.1.rows, a list"]
     assert plain(state) == {"mode": "min", "_schedulers": [{"last_epoch": 2}, {}]}
 

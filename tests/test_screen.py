@@ -65,7 +65,7 @@ COMMANDS = [
     ("show", "plan.json", "--cluster", "other.yaml"),
     ("simulate", "--plan", "plan.json", "--profile", "small.json", "--cluster", "cluster.yaml"),
     *[("export", "plan.json", "--to", target, "--cluster", "cluster.yaml", "--json") for target in TARGETS],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(map(str, arguments))[-40:])

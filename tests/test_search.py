@@ -88,17 +88,11 @@ def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:
     plan = planner.run()
     if plan is not None:
         steps.append(checked(problem, plan).step_seconds)
-    assert (
-        Lower(Types(problem), fluid_bound(problem)).run(2 * min(steps), 100_000_000) <= min(steps) * ROUNDING
-    )
+    assert Lower(Types(problem), fluid_bound(problem)).run(2 * min(steps), 100_000_000) <= min(steps) * ROUNDING
 
 
 @settings(max_examples=20, **UNHURRIED)
-@given(
-    problem=st.one_of(SMALL, problems(most_devices=7, tensor_parallel=True), crowds(20, prices=True)).filter(
-        searchable
-    )
-)
+@given(problem=st.one_of(SMALL, problems(most_devices=7, tensor_parallel=True), crowds(20, prices=True)).filter(searchable))
 def test_plans_fit_and_take_what_is_said(problem: Problem) -> None:
     try:
         planner = Planner(problem)
@@ -110,10 +104,7 @@ def test_plans_fit_and_take_what_is_said(problem: Problem) -> None:
         return
     assert checked(problem, plan).step_seconds == pytest.approx(planner.assembly.step, rel=1e-12)
     assert planner.lower.bound <= planner.assembly.step * ROUNDING
-    most, prices = (
-        problem.max_price_per_hour,
-        [problem.cluster.type_of(x).price_per_hour for x in plan.device_ids],
-    )
+    most, prices = (problem.max_price_per_hour, [problem.cluster.type_of(x).price_per_hour for x in plan.device_ids])
     assert most is None or sum(prices) <= most * ROUNDING
     again = Planner(problem)
     assert again.run() == plan
@@ -146,9 +137,7 @@ def test_the_least_sum_of_a_convex_hull(data: st.DataObject) -> None:
 
 def test_slow_links_make_few_long_pipelines() -> None:
     """Gradient sums of many replicas would take longer than all else."""
-    profile = make_profile(
-        {"a": [0.1] * 16}, (1, 2), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10}
-    )
+    profile = make_profile({"a": [0.1] * 16}, (1, 2), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10})
     link = {"bandwidth": 1e6, "latency": 0.0}
     problem = make_problem(make_cluster([{"a": 1}] * 16, link=link, inside=link), profile, 64)
     plan = Planner(problem).run()
@@ -159,13 +148,16 @@ def test_slow_links_make_few_long_pipelines() -> None:
 def test_all_but_a_node_stay_idle() -> None:
     """An output takes 70 ms from node to node and a layer's gradients seven seconds; the two c of a node hold all layers."""
     profile = make_profile(
-        {"a": [4e-3] * 34, "b": [7e-3] * 34, "c": [7e-4] * 34}, (1, 2, 4, 8),
+        {"a": [4e-3] * 34, "b": [7e-3] * 34, "c": [7e-4] * 34},
+        (1, 2, 4, 8),
         {"parameter_bytes": 800_000_000, "output_bytes_per_sample": 8_400_000},
-    )  # fmt: skip
+    )
     cluster = make_cluster(
-        [{"a": 2}] * 17 + [{"b": 4}] * 17 + [{"c": 2}] * 13, memory={"a": 15 * 10**9, "b": 22 * 10**9, "c": 90 * 10**9},
-        link={"bandwidth": 1.2e8, "latency": 0.0}, inside={"bandwidth": 3e10, "latency": 0.0},
-    )  # fmt: skip
+        [{"a": 2}] * 17 + [{"b": 4}] * 17 + [{"c": 2}] * 13,
+        memory={"a": 15 * 10**9, "b": 22 * 10**9, "c": 90 * 10**9},
+        link={"bandwidth": 1.2e8, "latency": 0.0},
+        inside={"bandwidth": 3e10, "latency": 0.0},
+    )
     problem = make_problem(cluster, profile, 1024)
     plan = Planner(problem).run()
     assert plan is not None
@@ -194,9 +186,7 @@ def test_replica_counts_that_leave_no_device_idle_are_promising() -> None:
 
 def test_slow_devices_stay_out() -> None:
     """They would hold up any pipeline that they are in, and replicas of their own are not worth the sums."""
-    profile = make_profile(
-        {"a": [0.1] * 8, "b": [30.0] * 8}, (1,), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10}
-    )
+    profile = make_profile({"a": [0.1] * 8, "b": [30.0] * 8}, (1,), {"parameter_bytes": 10**6, "output_bytes_per_sample": 10})
     problem = make_problem(make_cluster([{"a": 4}, {"b": 4}]), profile, 16)
     plan = Planner(problem).run()
     assert plan is not None
@@ -271,7 +261,6 @@ def test_layers_that_are_free_somewhere_leave_a_bound_of_nothing() -> None:
     problem = make_problem(make_cluster([{"a": 1, "b": 1}]), make_profile({"a": [0.1, 0.0], "b": [0.0, 0.1]}), 3)
     found = Auto()(problem)
     assert checked(problem, found.plan).step_seconds == pytest.approx(checked(problem, Exhaustive()(problem).plan).step_seconds)
-
 
 
 def test_a_middle_stage_alone_on_its_node_receives_inputs_and_gradients_over_one_adapter() -> None:

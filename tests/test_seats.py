@@ -60,16 +60,20 @@ def costs(*, tied: bool) -> Costs:
             layers[i] |= {"tied": name, "tied_parameter_bytes": 240}
     document = make_profile({"a": [1.0] * 4}, layers=layers).model_dump()
     one = document["measurements"][0]
-    more = [one | {"tensor_parallel": t, "parameter_bytes": [2400 // t] * 4, "saved_bytes_per_sample": [0] * 4}
-            for t in (2, 3, 4)]  # fmt: skip
+    more = [
+        one | {"tensor_parallel": t, "parameter_bytes": [2400 // t] * 4, "saved_bytes_per_sample": [0] * 4} for t in (2, 3, 4)
+    ]
     return Costs(Profile.parse(document | {"measurements": [one, *more]}, "a profile"), make_cluster([{"a": 16}] * 3))
 
 
 def test_each_device_of_a_stage_has_a_seat() -> None:
     plan = plan_of([(1, 2), (3, 1)], [(4, 1)])
     assert plan.seats() == (
-        Seat(0, 0, 0, 2, "n0/0"), Seat(0, 0, 1, 2, "n0/1"), Seat(0, 1, 0, 1, "n0/2"), Seat(1, 0, 0, 1, "n1/0"),
-    )  # fmt: skip
+        Seat(0, 0, 0, 2, "n0/0"),
+        Seat(0, 0, 1, 2, "n0/1"),
+        Seat(0, 1, 0, 1, "n0/2"),
+        Seat(1, 0, 0, 1, "n1/0"),
+    )
     assert plan.seats()[1].place == "replica 0 stage 0"
     assert set(plan.process_of) == {seat.device for seat in plan.seats()}
 

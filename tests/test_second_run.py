@@ -55,10 +55,19 @@ class Left:
             Path("finetuned", name).mkdir(parents=True, exist_ok=True)
         section = own.job.train.scheduler
         self.state = TrainerState.parse(
-            {"format": FORMAT, "step": step, "optimizer": "AdamW", "scheduler": section.name if section else None,
-             "scheduler_state": {} if section else None, "job": {**identity(own.job), "model.base": "x"},
-             "data": own.content.model_dump(mode="json") if own.content else None, "scheduled": [{"lr": 0.1}],
-             "sampler": {"samples": 40, "seed": 0, "shuffle": True, "epoch": 0, "position": 0}}, "it")  # fmt: skip
+            {
+                "format": FORMAT,
+                "step": step,
+                "optimizer": "AdamW",
+                "scheduler": section.name if section else None,
+                "scheduler_state": {} if section else None,
+                "job": {**identity(own.job), "model.base": "x"},
+                "data": own.content.model_dump(mode="json") if own.content else None,
+                "scheduled": [{"lr": 0.1}],
+                "sampler": {"samples": 40, "seed": 0, "shuffle": True, "epoch": 0, "position": 0},
+            },
+            "it",
+        )
 
     def goes_on(self, own: Made | None = None, **options: Any) -> Made:
         return continued(asked(**options), own or made(**options))
@@ -118,13 +127,17 @@ def test_another_rate_is_another_run_or_begins_at_a_step_that_is_said(left: Left
     assert "from_step" not in left.refuses(rate=1e-3), "nothing is left to train"
 
 
-@pytest.mark.parametrize(("options", "what"), [
-    ({"lora": "r=4"}, "adapter.r was 16, is 4"), ({"lora": "none"}, "adapter.kind was 'lora', is None"),
-    ({"global_batch": 8}, "train.global_batch was 4, is 8"),
-    ({"settings": ("train.scheduler=",)}, "train.scheduler.name was 'CosineAnnealingLR', is None"),
-    ({"settings": ("train.clip_norm=2",)}, "train.clip_norm was 1.0, is 2.0"),
-    ({"model": "other"}, "model.args.weights was 'tiny', is 'other'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"lora": "r=4"}, "adapter.r was 16, is 4"),
+        ({"lora": "none"}, "adapter.kind was 'lora', is None"),
+        ({"global_batch": 8}, "train.global_batch was 4, is 8"),
+        ({"settings": ("train.scheduler=",)}, "train.scheduler.name was 'CosineAnnealingLR', is None"),
+        ({"settings": ("train.clip_norm=2",)}, "train.clip_norm was 1.0, is 2.0"),
+        ({"model": "other"}, "model.args.weights was 'tiny', is 'other'"),
+    ],
+)
 def test_another_job_is_told_by_its_keys(left: Left, options: dict[str, Any], what: str) -> None:
     left.after(4, made())
     said = left.refuses(made(**options), **options)
@@ -132,10 +145,14 @@ def test_another_job_is_told_by_its_keys(left: Left, options: dict[str, Any], wh
     assert what in said
 
 
-@pytest.mark.parametrize(("options", "what"), [
-    ({"length": 5}, "data.args.length was 9, is 5"), ({"turns": "last"}, "data.args.turns was None, is 'last'"),
-    ({"tokenizer": "other"}, "data.args.tokenizer was 'tiny', is 'other'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"length": 5}, "data.args.length was 9, is 5"),
+        ({"turns": "last"}, "data.args.turns was None, is 'last'"),
+        ({"tokenizer": "other"}, "data.args.tokenizer was 'tiny', is 'other'"),
+    ],
+)
 def test_the_same_samples_may_be_read_otherwise(
     left: Left, options: dict[str, Any], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,13 +165,16 @@ def test_the_same_samples_may_be_read_otherwise(
     assert what in left.refuses(unknown, **options)
 
 
-@pytest.mark.parametrize(("content", "what"), [
-    (DATA.model_copy(update={"whole": "0" * 32, "unordered": "0" * 32}), "samples are others"),
-    (DATA.model_copy(update={"whole": "0" * 32}), "the samples are in another order"),
-    (DATA.model_copy(update={"samples": 39}), "there were 40 samples to train on, and there are 39"),
-    (DATA.model_copy(update={"tokenizer": "0" * 32}), "the tokenizer is another"),
-    (DATA.model_copy(update={"template": "0" * 32}), "the template of chats is another"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (DATA.model_copy(update={"whole": "0" * 32, "unordered": "0" * 32}), "samples are others"),
+        (DATA.model_copy(update={"whole": "0" * 32}), "the samples are in another order"),
+        (DATA.model_copy(update={"samples": 39}), "there were 40 samples to train on, and there are 39"),
+        (DATA.model_copy(update={"tokenizer": "0" * 32}), "the tokenizer is another"),
+        (DATA.model_copy(update={"template": "0" * 32}), "the template of chats is another"),
+    ],
+)
 def test_other_data_are_another_run(left: Left, content: Content, what: str) -> None:
     """Mended chats gave the old adapter, and exit code 0."""
     for step in (4, 10):
@@ -262,10 +282,16 @@ def test_a_folder_that_cannot_be_one(left: Left) -> None:
 # ---- jobs ----
 
 SCHEDULED: dict[str, Any] = {
-    "format": "hetpipe.job/1", "model": {"name": "mlp"}, "data": {"name": "text"},
-    "train": {"global_batch": 4, "steps": 20, "optimizer": {"name": "AdamW", "lr": 0.1},
-              "scheduler": {"name": "CosineAnnealingLR", "T_max": 10}},
-}  # fmt: skip
+    "format": "hetpipe.job/1",
+    "model": {"name": "mlp"},
+    "data": {"name": "text"},
+    "train": {
+        "global_batch": 4,
+        "steps": 20,
+        "optimizer": {"name": "AdamW", "lr": 0.1},
+        "scheduler": {"name": "CosineAnnealingLR", "T_max": 10},
+    },
+}
 
 
 def changed(**train: Any) -> dict[str, Any]:

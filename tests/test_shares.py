@@ -14,8 +14,7 @@ from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 def plan_of(*sizes: tuple[int, ...]) -> Plan:
     """One device a replica, with these micro-batches."""
     replicas = tuple(
-        ReplicaPlan(microbatch_sizes=own, stages=(StagePlan(layers=(0, 1), devices=(f"n0/{r}",)),))
-        for r, own in enumerate(sizes)
+        ReplicaPlan(microbatch_sizes=own, stages=(StagePlan(layers=(0, 1), devices=(f"n0/{r}",)),)) for r, own in enumerate(sizes)
     )
     return Plan(model="test", global_batch=sum(map(sum, sizes)), replicas=replicas)
 
@@ -41,10 +40,7 @@ class TestDeal:
         with pytest.raises(ValueError, match="the times of replica 1 fall"):
             fastest_shares([[0, 1], [0, 2, 1]], 1)
 
-    @given(
-        st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4),
-        st.integers(0, 8),
-    )
+    @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1, max_size=4), st.integers(0, 8))
     def test_no_shares_are_better(self, steps: list[list[int]], m: int) -> None:
         times = [[float(sum(row[:c])) for c in range(len(row) + 1)] for row in steps]
         every = [c for c in product(*(range(len(row)) for row in times)) if sum(c) == m]
@@ -97,13 +93,8 @@ class TestSharesFor:
         with pytest.raises(InputError, match="a batch of 0 samples"):
             shares_for(plan_of((4, 4)), 0)
 
-    @given(
-        st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4),
-        st.data(),
-    )
-    def test_exact_and_never_more_than_planned(
-        self, sizes: list[tuple[int, ...]], data: st.DataObject
-    ) -> None:
+    @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4), st.data())
+    def test_exact_and_never_more_than_planned(self, sizes: list[tuple[int, ...]], data: st.DataObject) -> None:
         plan = plan_of(*sizes)
         batch = data.draw(st.integers(1, plan.global_batch))
         shares = shares_for(plan, batch)

@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True,
-                          check=False, timeout=120)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def test_the_script_prints_and_draws_what_the_command_does(tmp_path: Path) -> None:

@@ -155,9 +155,13 @@ def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], St
         device = stage.devices[0]
         assert trace.busy_seconds()[device] == pytest.approx(stage.busy, abs=1e-6)
         assert max(size for _, size in trace.memory[device]) <= (stage.memory or 0)
-        sends = sum(span.end - span.start for span in trace.spans
-                    if span.kind == "send" and span.replica == lane.replicas[0]
-                    and (span.device == device or span.stage == stage.number + 1))  # fmt: skip
+        sends = sum(
+            span.end - span.start
+            for span in trace.spans
+            if span.kind == "send"
+            and span.replica == lane.replicas[0]
+            and (span.device == device or span.stage == stage.number + 1)
+        )
         if stage.edge is not None and stage.number == 0 and len(lane.stages) == 2:
             assert sends >= stage.edge.seconds - 1e-6  # what shares an adapter takes longer than alone
             assert human_bytes(stage.edge.bytes) in text
@@ -231,8 +235,12 @@ def test_a_pipeline_of_a_hundred_stages_is_a_page_below_a_megabyte(tmp_path: Pat
     cluster = make_cluster([{"slow": 8}] * 13, memory=10**12, link=LINK)
     times = [0.01] * 104
     stages = [{"layers": [s, s + 1], "devices": [f"n{s // 8}/{s % 8}"]} for s in range(104)]
-    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 128,
-                "replicas": [{"microbatch_sizes": [1] * 128, "stages": stages}]}  # fmt: skip
+    document = {
+        "format": "hetpipe.plan/1",
+        "model": "test",
+        "global_batch": 128,
+        "replicas": [{"microbatch_sizes": [1] * 128, "stages": stages}],
+    }
     shown = make_study(Plan.parse(document, "the plan"), profile=make_profile({"slow": times}), cluster=cluster)
     draw_plan(whole(shown), tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 1_000_000

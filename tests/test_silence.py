@@ -110,8 +110,13 @@ def test_an_optimizer_that_steps_in_backward_is_told() -> None:
 def test_a_micro_batch_without_weight_whose_loss_is_not_zero_is_told() -> None:
     """At the end of the step, by which no rank waits for another; no gradient stays."""
     rows, wanted = torch.randn(4, 3), torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3, [0.0] * 3])
-    engine = hetpipe.wrap(nn.Sequential(nn.Linear(3, 3)), make_plan([{"cuts": [1], "sizes": [2, 2]}]), rows,
-                          lambda output, targets: (output**2).sum() / targets.sum(), loss_weight=lambda t: t.sum())  # fmt: skip
+    engine = hetpipe.wrap(
+        nn.Sequential(nn.Linear(3, 3)),
+        make_plan([{"cuts": [1], "sizes": [2, 2]}]),
+        rows,
+        lambda output, targets: (output**2).sum() / targets.sum(),
+        loss_weight=lambda t: t.sum(),
+    )
     try:
         with pytest.raises(InputError, match="a micro-batch of 2 samples weighs 0, but its loss is inf: "):
             engine.step(rows, wanted)
@@ -190,7 +195,7 @@ def test_layers_that_couple_samples_are_refused_in_whatever_stage(ran: list[dict
     centring, keeping = everywhere(ran, "couple", "centring"), everywhere(ran, "couple", "keeping")
     assert centring.startswith("layer '7' (Centring) couples the samples of a batch: for ")
     assert keeping.startswith("layer '7' (Keeping) keeps state: 'mean' changes in its forward")
-    assert all("coupled_layers=\"per_microbatch\" in hetpipe.wrap and hetpipe.auto" in text for text in (centring, keeping))
+    assert all('coupled_layers="per_microbatch" in hetpipe.wrap and hetpipe.auto' in text for text in (centring, keeping))
     assert everywhere(ran, "couple", "centring, gradients") == everywhere(ran, "couple", "keeping, gradients") == []
 
 

@@ -32,9 +32,12 @@ def pipeline(*forward: float, m: int, occupied: float = 0.0, latency: float = 0.
     n = len(forward)
     column = np.array(forward)[:, None]
     return PipelineCosts(
-        forward=column, backward=2 * column, occupied=np.full((n - 1, 1), occupied), latency=np.full(n - 1, latency),
+        forward=column,
+        backward=2 * column,
+        occupied=np.full((n - 1, 1), occupied),
+        latency=np.full(n - 1, latency),
         which=np.zeros(m, np.int64),
-    )  # fmt: skip
+    )
 
 
 def makespan(costs: PipelineCosts, depths: tuple[int, ...]) -> float:
@@ -103,14 +106,9 @@ def two_replicas(optimizer: float = 0.0, link: dict[str, float] = FREE) -> Timel
     profile = make_profile({"a": [1.0, 1.0]}, layer={"parameter_bytes": 100}, optimizer=optimizer)
     alone = ReplicaPlan(microbatch_sizes=(1, 1, 1), stages=(StagePlan(layers=(0, 2), devices=("n0/0",)),))
     both = ReplicaPlan(
-        microbatch_sizes=(1, 1),
-        stages=(StagePlan(layers=(0, 1), devices=("n0/1",)), StagePlan(layers=(1, 2), devices=("n0/2",))),
+        microbatch_sizes=(1, 1), stages=(StagePlan(layers=(0, 1), devices=("n0/1",)), StagePlan(layers=(1, 2), devices=("n0/2",)))
     )
-    return simulate(
-        Plan(model="test", global_batch=5, replicas=(alone, both)),
-        profile,
-        make_cluster([{"a": 3}], link=link),
-    )
+    return simulate(Plan(model="test", global_batch=5, replicas=(alone, both)), profile, make_cluster([{"a": 3}], link=link))
 
 
 class TestStep:
@@ -131,9 +129,9 @@ class TestStep:
     def test_no_replica_waits_for_the_optimizer_of_another(self) -> None:
         """Steps that follow each other, of a device that works 9 s and one that takes 3 s for its optimizer:
 
-            time   0   1   2   3   4   5   6   7   8   9  9.5
-            fast   O F F F B B B B B B               sum, O F …
-            slow   O O O O O O F F F B …             sum, O O …
+        time   0   1   2   3   4   5   6   7   8   9  9.5
+        fast   O F F F B B B B B B               sum, O F …
+        slow   O O O O O O F F F B …             sum, O O …
         """
         profile = make_profile({"fast": [1.0], "slow": [2.0]}, layer={"parameter_bytes": 100})
         seconds = {"fast": (0.5,), "slow": (3.0,)}
@@ -143,8 +141,11 @@ class TestStep:
             for i, m in enumerate((3, 1))
         )
         cluster = make_cluster([{"fast": 1, "slow": 1}], link=FREE)
-        timeline = simulate(Plan(model="test", global_batch=4, replicas=replicas),
-                            profile.model_copy(update={"measurements": tuple(rows)}), cluster)  # fmt: skip
+        timeline = simulate(
+            Plan(model="test", global_batch=4, replicas=replicas),
+            profile.model_copy(update={"measurements": tuple(rows)}),
+            cluster,
+        )
         assert timeline.step_seconds == 9.5  # not 9 + 3
         assert (timeline.optimizer_seconds, timeline.pipeline_seconds) == (0.5, 9.0)
 
@@ -163,9 +164,7 @@ class TestStep:
 
     def test_a_size_above_the_measured_ones_warns(self) -> None:
         stage = StagePlan(layers=(0, 1), devices=("n0/0",))
-        plan = Plan(
-            model="test", global_batch=4, replicas=(ReplicaPlan(microbatch_sizes=(4,), stages=(stage,)),)
-        )
+        plan = Plan(model="test", global_batch=4, replicas=(ReplicaPlan(microbatch_sizes=(4,), stages=(stage,)),))
         timeline = simulate(plan, make_profile({"a": [1.0]}, sizes=(1, 2)), make_cluster([{"a": 1}]))
         assert timeline.step_seconds == 12
         (warning,) = timeline.warnings
@@ -176,14 +175,11 @@ def test_replicas_that_are_alike_but_for_a_link() -> None:
     """
     n0 | n1   n0 | n2   n0 | n1      the output takes 1 s to n1 each way, 5 s to n2
     """
-    cluster = make_cluster(
-        [{"a": 3}, {"a": 2}, {"a": 1}], link={"bandwidth": 1e300, "latency": 1.0}
-    ).model_dump()
+    cluster = make_cluster([{"a": 3}, {"a": 2}, {"a": 1}], link={"bandwidth": 1e300, "latency": 1.0}).model_dump()
     cluster["links"] = [{"between": ["n0", "n2"], "bandwidth": 1e300, "latency": 5.0}]
     replicas = [
         ReplicaPlan(
-            microbatch_sizes=(1,),
-            stages=(StagePlan(layers=(0, 1), devices=(a,)), StagePlan(layers=(1, 2), devices=(b,))),
+            microbatch_sizes=(1,), stages=(StagePlan(layers=(0, 1), devices=(a,)), StagePlan(layers=(1, 2), devices=(b,)))
         )
         for a, b in (("n0/0", "n1/0"), ("n0/1", "n2/0"), ("n0/2", "n1/1"))
     ]

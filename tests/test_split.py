@@ -29,10 +29,7 @@ def test_a_boundary_is_traced_before_each_layer_and_after_the_last() -> None:
 def test_types_and_gradients_of_a_tuple() -> None:
     inputs, _ = batch("tuples", 3, 0)
     first, second, *_ = trace_boundaries(build("tuples"), inputs)
-    assert first == (
-        TensorSpec((3, 8), torch.float64, requires_grad=False),
-        TensorSpec((3, 8), torch.bool, requires_grad=False),
-    )
+    assert first == (TensorSpec((3, 8), torch.float64, requires_grad=False), TensorSpec((3, 8), torch.bool, requires_grad=False))
     assert second == (
         TensorSpec((3, 8), torch.float64, requires_grad=True),
         TensorSpec((3,), torch.int64, requires_grad=False),
@@ -182,9 +179,7 @@ def test_reentrant_checkpointing_is_refused() -> None:
     net = nn.Sequential(Block(), Checkpointed(reentrant=True))
     with pytest.raises(InputError, match="layer '1' uses reentrant checkpointing.*use_reentrant=False"):
         trace_boundaries(net, torch.zeros(3, 8))
-    assert (
-        len(trace_boundaries(nn.Sequential(Block(), Checkpointed(reentrant=False)), torch.zeros(3, 8))) == 3
-    )
+    assert len(trace_boundaries(nn.Sequential(Block(), Checkpointed(reentrant=False)), torch.zeros(3, 8))) == 3
 
 
 def test_a_stage_keeps_objects_and_names() -> None:

@@ -106,9 +106,15 @@ def test_a_jobs_run_takes_the_store_that_it_is_given(capsys: pytest.CaptureFixtu
     section = CheckpointSection(folder="nowhere")
     feeds = [Feed([], EpochSampler(50, 12, seed=0), lambda _: None, Reading(convert=lambda x: x)) for _ in range(3)]
     runs = [
-        Saved(job=job, section=section, store=store, content=Content(samples=50),
-              run=RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=feed)) for feed in feeds
-    ]  # fmt: skip
+        Saved(
+            job=job,
+            section=section,
+            store=store,
+            content=Content(samples=50),
+            run=RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=feed),
+        )
+        for feed in feeds
+    ]
     assert runs[0].restore(7) is None
     engine.step(*batch("blocks", 8, 0))
     optimizer.step()

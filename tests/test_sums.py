@@ -27,8 +27,9 @@ def layers_of(*sizes: int) -> list[dict[str, Any]]:
     return [{"parameter_bytes": size * MIB} for size in sizes]
 
 
-def plan_of(*replicas: list[tuple[str, int, int]], sizes: tuple[int, ...] = (1,), backend: Backend = "torch",
-            recompute: bool = False) -> Plan:  # fmt: skip
+def plan_of(
+    *replicas: list[tuple[str, int, int]], sizes: tuple[int, ...] = (1,), backend: Backend = "torch", recompute: bool = False
+) -> Plan:
     """Replicas of stages (device, lo, hi)."""
     found = tuple(
         ReplicaPlan(

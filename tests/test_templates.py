@@ -59,7 +59,9 @@ def test_what_is_learned_is_what_a_mask_by_hand_says(template: Template, tmp_pat
 def test_how_many_are_refused() -> None:
     """Of 28 × 5: what templates themselves do not take, or do not write."""
     assert len(TEMPLATES) == 28
-    counts = {turns: Counter(type(t.expected(name, turns)).__name__ for t in TEMPLATES.values() for name in CHATS)
-              for turns in ("auto", "all", "last")}  # fmt: skip
+    counts = {
+        turns: Counter(type(t.expected(name, turns)).__name__ for t in TEMPLATES.values() for name in CHATS)
+        for turns in ("auto", "all", "last")
+    }
     assert counts["auto"] == counts["last"] == {"list": 101, "Refusal": 39}
     assert counts["all"]["Refusal"] == 39 + 11

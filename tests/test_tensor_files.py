@@ -20,13 +20,7 @@ from hetpipe.checkpoints.digests import HashedReader, RunningDigest
 from hetpipe.checkpoints.state_tensors import shares
 from hetpipe.checkpoints.stores import tensor_files
 from hetpipe.checkpoints.stores.layout import TYPES
-from hetpipe.checkpoints.stores.tensor_files import (
-    PartTensors,
-    fill,
-    save_tensors,
-    take_tensors,
-    write_tensors,
-)
+from hetpipe.checkpoints.stores.tensor_files import PartTensors, fill, save_tensors, take_tensors, write_tensors
 from hetpipe.files.messages import InputError
 from tests.test_checkpoint import ALONE, net, steps
 from tests.test_resume import ADAM, loaded, saved_by
@@ -120,9 +114,14 @@ def test_tensors_are_read_beside_their_digest() -> None:
     taken = dict[str, Tensor]()
 
     def take(_: str, reader: HashedReader) -> None:
-        taken.update(take_tensors(reader, lambda there: {
-            key: torch.empty(place.shape, dtype=place.dtype) for key, place in there.items() if not key.startswith("of F")
-        }))  # fmt: skip
+        taken.update(
+            take_tensors(
+                reader,
+                lambda there: {
+                    key: torch.empty(place.shape, dtype=place.dtype) for key, place in there.items() if not key.startswith("of F")
+                },
+            )
+        )
 
     assert digests.damage(lambda _: io.BytesIO(bytes_), {"a": said}, take) == []
     assert taken.keys() == {key for key in tensors if not key.startswith("of F")}

@@ -27,11 +27,7 @@ NODE = {"bandwidth": 1000.0, "latency": 0.125}
 
 def profile(tied: bool = False) -> Profile:
     """Two layers of 800 parameter bytes; at degree 2 a device holds 440 (40 are not split), at degree 4 260."""
-    layer: dict[str, Any] = {
-        "parameter_bytes": 800,
-        "output_bytes_per_sample": 400,
-        "saved_bytes_per_sample": 1000,
-    }
+    layer: dict[str, Any] = {"parameter_bytes": 800, "output_bytes_per_sample": 400, "saved_bytes_per_sample": 1000}
     if tied:
         layer |= {"tied": "wte", "tied_parameter_bytes": 400}
     document = make_profile({"a": [1.0, 1.0]}, layer=layer).model_dump()
@@ -57,9 +53,7 @@ def plan(*replicas: list[list[str]], sizes: tuple[int, ...] = (1,)) -> Plan:
 
     content = [{"microbatch_sizes": list(sizes), "stages": stages(groups)} for groups in replicas]
     batch = len(replicas) * sum(sizes)
-    return Plan.parse(
-        {"format": "hetpipe.plan/1", "model": "test", "global_batch": batch, "replicas": content}, "plan"
-    )
+    return Plan.parse({"format": "hetpipe.plan/1", "model": "test", "global_batch": batch, "replicas": content}, "plan")
 
 
 def stage(*devices: str) -> StagePlan:
@@ -67,10 +61,7 @@ def stage(*devices: str) -> StagePlan:
 
 
 def test_shards_of_equal_degrees() -> None:
-    assert pieces_of([stage("n0/0", "n0/1"), stage("n1/0", "n1/1")]) == (
-        ("n0/0", "n1/0"),
-        ("n0/1", "n1/1"),
-    )
+    assert pieces_of([stage("n0/0", "n0/1"), stage("n1/0", "n1/1")]) == (("n0/0", "n1/0"), ("n0/1", "n1/1"))
 
 
 def test_shards_of_unlike_degrees() -> None:
@@ -89,12 +80,7 @@ def test_each_shard_is_summed_with_its_owners_and_its_bytes() -> None:
 def test_the_shards_of_unlike_degrees_are_the_finer_ones() -> None:
     costs = Costs(profile(), cluster())
     segments = sync_segments(plan([["n0/0", "n0/1"]], [["n1/0", "n1/1", "n1/2", "n1/3"]]), costs)
-    assert [s.owners for s in segments] == [
-        ("n0/0", "n1/0"),
-        ("n0/0", "n1/1"),
-        ("n0/1", "n1/2"),
-        ("n0/1", "n1/3"),
-    ]
+    assert [s.owners for s in segments] == [("n0/0", "n1/0"), ("n0/0", "n1/1"), ("n0/1", "n1/2"), ("n0/1", "n1/3")]
     assert {s.size_bytes for s in segments} == {2 * 260}
 
 

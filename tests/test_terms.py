@@ -32,8 +32,7 @@ def test_terms_are_found_however_they_are_written() -> None:
 
 def test_the_first_use_of_a_term_in_a_section_leads_to_it() -> None:
     section = (
-        "<section><h2>gap</h2><p>Gap: the gap of replicas</p><svg><text>link</text></svg>"
-        "<th scope=col>idle: link</th></section>"
+        "<section><h2>gap</h2><p>Gap: the gap of replicas</p><svg><text>link</text></svg><th scope=col>idle: link</th></section>"
     )
     assert linked(section) == (
         '<section><h2>gap</h2><p><a class="term" href="#term-gap">Gap</a>: the gap of '

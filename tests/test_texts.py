@@ -23,17 +23,26 @@ from hetpipe.files.messages import InputError
 
 def test_words_are_parts_of_names_numbers_and_signs() -> None:
     assert words_of("def getFileSize(a_path2): # it's") == [
-        "def", "get", "file", "size", "(", "a", "path", "2", ")", ":", "#", "it", "'", "s",
-    ]  # fmt: skip
+        "def",
+        "get",
+        "file",
+        "size",
+        "(",
+        "a",
+        "path",
+        "2",
+        ")",
+        ":",
+        "#",
+        "it",
+        "'",
+        "s",
+    ]
 
 
 def test_the_vocabulary_numbers_by_frequency() -> None:
     known = Vocabulary([["b", "a", "b"], ["c", "a", "b"], ["d"]], SPECIAL + 3)
-    assert known.number == {
-        "b": SPECIAL,
-        "a": SPECIAL + 1,
-        "c": SPECIAL + 2,
-    }  # the rarest of the same count is left out
+    assert known.number == {"b": SPECIAL, "a": SPECIAL + 1, "c": SPECIAL + 2}  # the rarest of the same count is left out
     assert known.encode([["a", "d"], ["b", "b", "b", "b"]], 4, first=True, end=True).tolist() == [
         [FIRST, SPECIAL + 1, UNKNOWN, END],
         [FIRST, SPECIAL, SPECIAL, END],
@@ -42,9 +51,7 @@ def test_the_vocabulary_numbers_by_frequency() -> None:
 
 
 def test_source_packages() -> None:
-    splits = source_packages(
-        ("json", "xml", "email"), length=16, vocabulary=300, samples=40, test_fraction=0.25
-    )
+    splits = source_packages(("json", "xml", "email"), length=16, vocabulary=300, samples=40, test_fraction=0.25)
     assert splits.test is not None
     assert (len(splits.train), len(splits.test)) == (90, 30)  # type: ignore[arg-type]
     (words, mask), labels = fetch(splits.test, torch.arange(30))
@@ -52,9 +59,7 @@ def test_source_packages() -> None:
     assert words.shape == mask.shape == (30, 16)
     assert (words[:, 0] == FIRST).all()
     assert int(words.max()) < 300
-    again = source_packages(
-        ("json", "xml", "email"), length=16, vocabulary=300, samples=40, test_fraction=0.25
-    )
+    again = source_packages(("json", "xml", "email"), length=16, vocabulary=300, samples=40, test_fraction=0.25)
     assert torch.equal(fetch(again.test, torch.arange(30))[0][0], words)  # type: ignore[arg-type]
 
 
@@ -82,7 +87,7 @@ def test_function_docs() -> None:
         (lambda: function_docs(vocabulary=4), "function_docs: vocabulary must be at least 5, got 4"),
         (lambda: function_docs(test_fraction=1), "function_docs: test_fraction must be from 0 to below 1, got 1"),
     ],
-)  # fmt: skip
+)
 def test_message(make: object, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         make()  # type: ignore[operator]

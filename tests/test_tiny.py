@@ -31,8 +31,14 @@ def test_sizes_that_belong_together_stay_together() -> None:
 def test_what_is_cut_into_sections_keeps_its_width() -> None:
     """As many factors as a head has frequencies."""
     factors = [1.0] * 48
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors, "factor": 4.0,
-            "original_max_position_embeddings": 4096}  # fmt: skip
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+    }
     small = made("phi3", rope_parameters=rope)
     assert small.hidden_size // small.num_attention_heads == 96
     assert small.rope_parameters["short_factor"] == factors

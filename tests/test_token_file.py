@@ -48,8 +48,11 @@ def test_the_second_start_reads_what_the_first_has_made_and_says_the_same(
 ) -> None:
     first, said = everything(chats(**changes)), capsys.readouterr().err
     assert made == [0]
-    beginnings = ("note: of 60 records of chats.jsonl, ", "note: 30 of 60 records of chats.jsonl are 60 samples, ",
-                  "note: of chats.jsonl, nothing reads the keys (each in so many records) id (60)")  # fmt: skip
+    beginnings = (
+        "note: of 60 records of chats.jsonl, ",
+        "note: 30 of 60 records of chats.jsonl are 60 samples, ",
+        "note: of chats.jsonl, nothing reads the keys (each in so many records) id (60)",
+    )
     lines_said = said.splitlines()
     assert len(lines_said) == 3
     assert all(line.startswith(begin) for line, begin in zip(lines_said, beginnings, strict=True)), said
@@ -85,8 +88,10 @@ CHANGES: dict[str, tuple[Callable[[], object], dict[str, Any]]] = {
     "a record more": (lambda: lines(Path("chats.jsonl"), [*RECORDS, RECORDS[0]]), {}),
     "another name of the file, which notes say": (lambda: Path("chats.jsonl").rename("b.jsonl"), {"file": "b.jsonl"}),
     "two files": (lambda: lines(Path("b.jsonl"), RECORDS[:3]), {"file": ["chats.jsonl", "b.jsonl"]}),
-    "a token more": (lambda: in_words(lambda c: c["added_tokens"].append(
-        {**c["added_tokens"][-1], "id": 600, "content": "<tool>"})), {}),
+    "a token more": (
+        lambda: in_words(lambda c: c["added_tokens"].append({**c["added_tokens"][-1], "id": 600, "content": "<tool>"})),
+        {},
+    ),
     "how a token is cut": (lambda: in_words(lambda c: c["added_tokens"][3].update(rstrip=True)), {}),
     "the token that ends a text": (lambda: in_words(lambda c: c.update(eos_token="<|im_end|>"), "tokenizer_config.json"), {}),
     "the template": (lambda: Path("words/chat_template.jinja").write_text(CHATML), {}),
@@ -97,7 +102,7 @@ CHANGES: dict[str, tuple[Callable[[], object], dict[str, Any]]] = {
     "length": (bool, {"length": 40}),
     "too_long": (bool, {"too_long": "drop"}),
     "limit": (bool, {"limit": 50}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -168,9 +173,11 @@ def full_disk(patch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("refuse", [no_folder, no_room, full_disk])
 def test_where_no_file_can_be_written_each_start_makes_its_own(
-    refuse: Callable[[pytest.MonkeyPatch], str], made: list[int], capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    refuse: Callable[[pytest.MonkeyPatch], str],
+    made: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with monkeypatch.context() as patch:
         why = refuse(patch)
         found = everything(chats())
@@ -204,9 +211,7 @@ with once._held(sys.argv[1], once._acquired(sys.argv[1])):
 """
 
 
-def test_others_wait_for_who_makes_it_and_not_for_one_that_was_killed(
-    made: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_wait_for_who_makes_it_and_not_for_one_that_was_killed(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     chats()
     (file,) = files()
     own = file.name.partition("-")[0]
@@ -257,9 +262,16 @@ def test_of_ranks_that_start_together_one_makes_the_file() -> None:
     ranks = []
     for rank in range(3):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3}
-        ranks.append(subprocess.Popen(
-            [sys.executable, "-c", BOTH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE,
-            env=os.environ | {key: str(value) for key, value in place.items()}))  # fmt: skip
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", BOTH],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                stderr=subprocess.PIPE,
+                env=os.environ | {key: str(value) for key, value in place.items()},
+            )
+        )
     for process in ranks:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -62,7 +62,12 @@ def test_several_processes_find_and_say_and_refuse_what_one_does(
     bad[5], bad[33] = {"messages": 5}, "no record"
     lines(Path("bad.jsonl"), bad)
     cases: Sequence[dict[str, Any]] = (
-        {}, {"pack": True}, {"too_long": "refuse"}, {"file": "bad.jsonl"}, {"columns": {"prompt": "nope"}})  # fmt: skip
+        {},
+        {"pack": True},
+        {"too_long": "refuse"},
+        {"file": "bad.jsonl"},
+        {"columns": {"prompt": "nope"}},
+    )
     for changes in cases:
         made.clear()
         alone, by_two = alone_and_by_two(monkeypatch, capsys, **changes)

@@ -69,9 +69,7 @@ def test_two_agents_train_the_same_job_to_the_same_parameters(tmp_path: Path) ->
         torch.testing.assert_close(theirs[key], value, rtol=0, atol=1e-12, msg=key)
 
     folder.plan([{"cuts": [6], "sizes": [12]}], name="one.json")
-    alone = run_everywhere(
-        Job.read(file, [f"plan.file={tmp_path}/one.json", f"checkpoint.folder={tmp_path}/alone"]), train_rank
-    )
+    alone = run_everywhere(Job.read(file, [f"plan.file={tmp_path}/one.json", f"checkpoint.folder={tmp_path}/alone"]), train_rank)
     assert isinstance(alone, TrainResult)
     single = saved(tmp_path / "alone")
     assert set(single) == set(theirs)
@@ -102,9 +100,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_as_if_nothing_had_been(tmp_
     """By a fixed address, and of one agent."""
     folder = Folder(tmp_path)
     model = {"target": "tests.support.user_parts:failing", "args": {"how": "kill once", "step": 3 * 4}}  # in the fourth step
-    rows: list[dict[str, Any]] = [
-        {"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2], "devices": ["n0/2"]},
-    ]  # fmt: skip
+    rows: list[dict[str, Any]] = [{"cuts": [3, 3], "sizes": [3, 3, 2]}, {"cuts": [6], "sizes": [2, 2], "devices": ["n0/2"]}]
     checkpoints = {"folder": "restarted", "every_steps": 2}
     file = folder.ready((3,), rows, model=model, train=train(steps=6), checkpoint=checkpoints)
     (ended,) = under_torchrun(folder, [3], "train", "job.yaml", restarts=1)

@@ -10,29 +10,41 @@ from hetpipe.show.trace import by_device, chrome_trace, load_measured, load_trac
 
 
 def timeline(*spans: Span, step: float = 1.0) -> Timeline:
-    return Timeline(spans=spans, step_seconds=step, pipeline_seconds=step, sync_seconds=0.0,
-                    optimizer_seconds=0.0)  # fmt: skip
+    return Timeline(spans=spans, step_seconds=step, pipeline_seconds=step, sync_seconds=0.0, optimizer_seconds=0.0)
 
 
 def span(
-    kind: SpanKind, start: float, end: float, *, device: str = "n0/0", replica: int = 0, stage: int = 0,
+    kind: SpanKind,
+    start: float,
+    end: float,
+    *,
+    device: str = "n0/0",
+    replica: int = 0,
+    stage: int = 0,
     microbatch: int | None = None,
-) -> Span:  # fmt: skip
-    return Span(device=device, replica=replica, stage=stage, kind=kind, start=start, end=end,
-                microbatch=microbatch)  # fmt: skip
+) -> Span:
+    return Span(device=device, replica=replica, stage=stage, kind=kind, start=start, end=end, microbatch=microbatch)
 
 
 def test_an_event_has_its_name_duration_and_place() -> None:
     trace = chrome_trace({"measured": timeline(span("F", 0.001, 0.0035, stage=2, microbatch=3))})
     (event,) = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert event == {
-        "name": "F3", "cat": "F", "ph": "X", "pid": 1, "tid": 1, "ts": 1000.0, "dur": 2500.0,
+        "name": "F3",
+        "cat": "F",
+        "ph": "X",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1000.0,
+        "dur": 2500.0,
         "args": {"replica": 0, "stage": 2, "device": "n0/0", "microbatch": 3},
-    }  # fmt: skip
+    }
     assert trace["otherData"] == {
-        "step_seconds": {"measured": 1.0}, "pipeline_seconds": {"measured": 1.0}, "sync_seconds": {"measured": 0.0},
+        "step_seconds": {"measured": 1.0},
+        "pipeline_seconds": {"measured": 1.0},
+        "sync_seconds": {"measured": 0.0},
         "optimizer_seconds": {"measured": 0.0},
-    }  # fmt: skip
+    }
 
 
 def test_threads_are_named_and_sorted_by_replica_and_stage() -> None:

@@ -53,7 +53,8 @@ def test_what_does_not_fit_a_model_is_named_and_changes_nothing(tmp_path: Path) 
         with pytest.raises(InputError) as caught:
             hetpipe.load_weights(model, tmp_path)
         assert f"checkpoint {tmp_path}/step-00000002 is of something else; build the model as it was built for training" in str(
-            caught.value)  # fmt: skip
+            caught.value
+        )
         assert message in str(caught.value)
         assert same(before, model)
     with torch.device("meta"):

@@ -25,21 +25,42 @@ from tests.support.chats import chat_of, lines, tokenizer
 from tests.support.jobs import MLP, POINTS, Folder, train
 from tests.support.runs import alone, reference, trained
 
-QWEN = {"name": "causal_lm", "coupled_layers": "per_microbatch", "args": {  # which are not tried, to be fast
-    "type": "qwen3", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}}  # fmt: skip
+QWEN = {
+    "name": "causal_lm",
+    "coupled_layers": "per_microbatch",
+    "args": {  # which are not tried, to be fast
+        "type": "qwen3",
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    },
+}
 FUSED = {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
 
 
-def chat_job(folder: Folder, counts: tuple[int, ...], rows: list[dict[str, Any]], adapter: dict[str, Any] | None,
-             loss: dict[str, Any] = FUSED, *, evaluated: int = 0, **data: Any) -> Path:  # fmt: skip
+def chat_job(
+    folder: Folder,
+    counts: tuple[int, ...],
+    rows: list[dict[str, Any]],
+    adapter: dict[str, Any] | None,
+    loss: dict[str, Any] = FUSED,
+    *,
+    evaluated: int = 0,
+    **data: Any,
+) -> Path:
     """A job on chats of unequal lengths, the longest of which, cut to the length of a row, fill one by themselves."""
     chats = [chat_of("quick fox " * (1 + i % 5), "dog " * (1 + i % 3)) for i in range(30)]
     file = lines(folder.path / "chats.jsonl", chats)
     args = {"file": file, "tokenizer": tokenizer(folder.path / "tokenizer"), "test_fraction": 0.3, **data}
     section = train(global_batch=sum(rows[0]["sizes"]), steps=2, dtype="float32", evaluate_samples=evaluated, scheduler=None)
-    return folder.ready(counts, rows, slowdown=1.0, model=QWEN, data={"name": "chat", "args": args}, loss=loss, adapter=adapter,
-                        train=section)  # fmt: skip
+    return folder.ready(
+        counts, rows, slowdown=1.0, model=QWEN, data={"name": "chat", "args": args}, loss=loss, adapter=adapter, train=section
+    )
 
 
 def beside(found: TrainResult) -> dict[str, float]:
@@ -55,10 +76,14 @@ def test_adapters_take_the_memory_that_is_predicted_of_rows_of_any_kind(tmp_path
     is measured is less than predicted where a micro-batch shares tables of positions, which are counted with each sample.)"""
     lora, plain, pack = {"r": 8}, {**FUSED, "fused": False}, {"length": 28, "pack": True}
     cases: dict[str, tuple[dict[str, Any] | None, dict[str, Any], dict[str, Any]]] = {
-        "packed": (lora, FUSED, pack), "all train": (None, plain, pack), "int8": ({**lora, "base": "int8"}, FUSED, pack),
-        "nf4": ({**lora, "base": "nf4"}, FUSED, pack), "dora": ({**lora, "use_dora": True}, FUSED, pack),
-        "padded": (lora, FUSED, {"length": 28}), "mask": (lora, plain, {"length": 28, "mask": True}),
-    }  # fmt: skip
+        "packed": (lora, FUSED, pack),
+        "all train": (None, plain, pack),
+        "int8": ({**lora, "base": "int8"}, FUSED, pack),
+        "nf4": ({**lora, "base": "nf4"}, FUSED, pack),
+        "dora": ({**lora, "use_dora": True}, FUSED, pack),
+        "padded": (lora, FUSED, {"length": 28}),
+        "mask": (lora, plain, {"length": 28, "mask": True}),
+    }
     found, rows = dict[str, float](), [{"cuts": [5], "sizes": [4, 4]}]
     for number, (name, (adapter, loss, data)) in enumerate(cases.items()):
         (folder := tmp_path / str(number)).mkdir()
@@ -67,8 +92,14 @@ def test_adapters_take_the_memory_that_is_predicted_of_rows_of_any_kind(tmp_path
 
 
 def test_measured_stands_beside_predicted_memory_in_one_unit() -> None:
-    at_once = Timeline(spans=(), step_seconds=1.0, pipeline_seconds=1.0, sync_seconds=0.0, optimizer_seconds=0.0,
-                       peak_bytes={"n0/0": 1020 * 2**10})  # fmt: skip
+    at_once = Timeline(
+        spans=(),
+        step_seconds=1.0,
+        pipeline_seconds=1.0,
+        sync_seconds=0.0,
+        optimizer_seconds=0.0,
+        peak_bytes={"n0/0": 1020 * 2**10},
+    )
     found = TrainResult(plan=None, predicted=at_once, peak_bytes={"n0/0": 1044 * 2**10, "n0/1": 2048})
     said = io.StringIO()
     Console(file=said, width=100).print(memory_table(found))
@@ -97,9 +128,7 @@ def test_peak_bytes_of_emulated_devices_and_their_summary(tmp_path: Path) -> Non
     for device, off in beside(found).items():
         size, said = human_bytes(found.peak_bytes[device]), human_bytes(found.predicted.peak_bytes[device])
         assert f" of {device}</th><td>{size}</td><td>{said}</td><td>{100 * off:+.1f} %</td>" in page
-    assert (
-        found.summary()["measured_step_seconds"] >= 2.0 * 6 * 4 * 2e-4
-    )  # n1/0: 6 layers, 4 samples, forward and backward
+    assert found.summary()["measured_step_seconds"] >= 2.0 * 6 * 4 * 2e-4  # n1/0: 6 layers, 4 samples, forward and backward
 
 
 def test_peak_bytes_of_many_micro_batches_are_those_in_flight(tmp_path: Path) -> None:
@@ -176,6 +205,10 @@ def test_an_emulated_device_out_of_memory_names_rank_stage_and_device(tmp_path: 
     text = str(caught.value)
     assert "OutOfMemoryError: out of memory on rank" in text
     assert "of 20480 bytes (the device type's memory in the cluster file)" in text
-    assert any(f"rank {rank}, {place}" in text for rank, place in enumerate(
-        ("replica 0 stage 0, device n0/0", "replica 0 stage 1, device n0/1", "replica 1 stage 0, device n1/0")))  # fmt: skip
+    assert any(
+        f"rank {rank}, {place}" in text
+        for rank, place in enumerate(
+            ("replica 0 stage 0, device n0/0", "replica 0 stage 1, device n0/1", "replica 1 stage 0, device n1/0")
+        )
+    )
     assert caught.value.report is not None

@@ -31,9 +31,7 @@ from tests.support.plans_shown import demo, three
 from tests.support.runs import ONE, alone, assert_same, reference, trained
 
 
-def test_two_epochs_with_partial_batches_are_those_of_one_device_and_leave_their_files(
-    tmp_path: Path,
-) -> None:
+def test_two_epochs_with_partial_batches_are_those_of_one_device_and_leave_their_files(tmp_path: Path) -> None:
     """50 samples in batches of 12: four whole ones and one of 2, twice."""
     folder = Folder(tmp_path)
     file = folder.ready(train=train(steps=None, epochs=2))
@@ -44,9 +42,7 @@ def test_two_epochs_with_partial_batches_are_those_of_one_device_and_leave_their
     assert found.evaluation is not None
     assert found.evaluation.weight == 20
     assert found.measured is not None
-    assert (
-        sum(span.kind == "F" for span in found.measured.spans) == 2 * 3 + 2
-    )  # of step 8: the last one is partial
+    assert sum(span.kind == "F" for span in found.measured.spans) == 2 * 3 + 2  # of step 8: the last one is partial
 
     lines = folder.lines("log/metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
@@ -105,7 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
         "loss": {"weight": "tokens", "ignore_index": 0},
         "train": train(steps=5, evaluate_samples=7),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sections", CASES.values(), ids=CASES.keys())
@@ -151,8 +147,11 @@ def test_the_evaluation_shows_its_progress(
     monkeypatch.setattr(Activity, "say", lambda self, text: said.append(f"{self.title} {self.done} of {self.total} {text}"))
     alone(Folder(tmp_path).ready((1,), ONE), "train.steps=2", "train.evaluate_samples=13")
     assert [re.sub(r"loss.*", "loss", line) for line in said if line.startswith(("training", "evaluating"))] == [
-        "training 1 of 2 loss", "training 2 of 2 loss", "evaluating 1 of 2 loss", "evaluating 2 of 2 loss",
-    ]  # fmt: skip
+        "training 1 of 2 loss",
+        "training 2 of 2 loss",
+        "evaluating 1 of 2 loss",
+        "evaluating 2 of 2 loss",
+    ]
 
 
 def test_as_many_samples_are_evaluated_as_a_few_steps_train_unless_all_are_asked_for(tmp_path: Path) -> None:
@@ -219,14 +218,8 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     for setting, message in (
         ("model.args.width=8", "layer 0 is 'embed' with 1152 parameter bytes, in the model 'embed' with 576"),
         ("model.args.layers=5", "it has 6 layers, the model 7"),
-        (
-            "train.dtype=float32",
-            "layer 0 is 'embed' with 1152 parameter bytes, in the model 'embed' with 576",
-        ),
-        (
-            "model={target: 'tests.support.user_parts:tied'}",
-            "it is of model 'mlp', the job's is 'tests.support.user_parts:tied'",
-        ),
+        ("train.dtype=float32", "layer 0 is 'embed' with 1152 parameter bytes, in the model 'embed' with 576"),
+        ("model={target: 'tests.support.user_parts:tied'}", "it is of model 'mlp', the job's is 'tests.support.user_parts:tied'"),
     ):
         with pytest.raises(RankFailure, match=message) as caught:
             run_everywhere(Job.read(file, [setting, "plan.file=", "train.steps=1"]), train_rank)

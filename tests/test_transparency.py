@@ -31,8 +31,10 @@ CASES = {
         Case(name="replicas of 3, 2 and 1 stages", plan=({"cuts": [2, 3, 5], "sizes": [4, 4, 1]}, TWO, ONE)),
         Case(name="one pipeline", plan=({"cuts": [1, 8, 1], "sizes": [2, 2, 2, 2]},)),
         Case(name="one rank", plan=(ONE,)),
-        Case(name="devices out of order",
-             plan=({**THREE, "devices": ["n2/0", "n0/2", "n1/0"]}, {**TWO, "devices": ["n1/1", "n0/0"]})),
+        Case(
+            name="devices out of order",
+            plan=({**THREE, "devices": ["n2/0", "n0/2", "n1/0"]}, {**TWO, "devices": ["n1/1", "n0/0"]}),
+        ),
         Case(name="gpipe", plan=BOTH, schedule="gpipe"),
         Case(name="depths 5,3,1", plan=({**THREE, "warmup": [5, 3, 1]}, TWO)),
         Case(name="depths 5,3,1 beside one rank", plan=({**THREE, "warmup": [5, 3, 1]}, ONE)),
@@ -40,11 +42,15 @@ CASES = {
         Case(name="unequal micro-batches", plan=UNEVEN),
         Case(name="unequal micro-batches, gpipe", plan=UNEVEN, schedule="gpipe"),
         Case(name="recompute", plan=({**THREE, "recompute": True}, TWO)),
-        Case(name="recompute everywhere, depths 5,3,1",
-             plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, {**ONE, "recompute": True})),
+        Case(
+            name="recompute everywhere, depths 5,3,1",
+            plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, {**ONE, "recompute": True}),
+        ),
         Case(name="offload", plan=({**THREE, "offload": True}, TWO)),
-        Case(name="offload everywhere, depths 5,3,1",
-             plan=({**THREE, "offload": True, "warmup": [5, 3, 1]}, {**ONE, "offload": True})),
+        Case(
+            name="offload everywhere, depths 5,3,1",
+            plan=({**THREE, "offload": True, "warmup": [5, 3, 1]}, {**ONE, "offload": True}),
+        ),
         Case(name="offload, gpipe", plan=({**THREE, "offload": True}, {**TWO, "offload": True}), schedule="gpipe"),
     ],
     "optimizers": [
@@ -55,26 +61,52 @@ CASES = {
         Case(name="zero_grad by the user", plan=BOTH, zero_grad=True),
     ],
     "batches": [
-        Case(name="a replica without samples", plan=BOTH, optimizer="AdamW", clip=0.05,
-             shares=((24, 8), (24, 8), (20, 0), (24, 8), (24, 8))),
+        Case(
+            name="a replica without samples",
+            plan=BOTH,
+            optimizer="AdamW",
+            clip=0.05,
+            shares=((24, 8), (24, 8), (20, 0), (24, 8), (24, 8)),
+        ),
         Case(name="only the small replica has samples", plan=BOTH, shares=((24, 8), (0, 3), (24, 8))),
         Case(name="a batch cut short", plan=UNEVEN, shares=((14, 15), (10, 6), (13, 1), (14, 15), (1, 0))),
-        Case(name="a batch cut short, gpipe, three replicas", plan=(THREE, TWO, ONE), schedule="gpipe",
-             shares=((24, 8, 8), (11, 0, 3))),
+        Case(
+            name="a batch cut short, gpipe, three replicas",
+            plan=(THREE, TWO, ONE),
+            schedule="gpipe",
+            shares=((24, 8, 8), (11, 0, 3)),
+        ),
     ],
     "tokens": [
         Case(name="tied", net="tied", plan=BOTH),
         Case(name="tied beside one rank", net="tied", plan=(THREE, ONE)),
         Case(name="tied, clipped, AdamW", net="tied", plan=(THREE, ONE), clip=0.05, optimizer="AdamW"),
-        Case(name="tied, three replicas, cut short", net="tied", plan=(THREE, TWO, ONE), clip=0.05,
-             shares=((24, 8, 8), (9, 8, 3), (24, 0, 8))),
+        Case(
+            name="tied, three replicas, cut short",
+            net="tied",
+            plan=(THREE, TWO, ONE),
+            clip=0.05,
+            shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)),
+        ),
         Case(name="tied, all targets of a replica ignored", net="tied", plan=(THREE, {"cuts": [6, 4], "sizes": [3]})),
         Case(name="tied, unequal micro-batches, recompute", net="tied", plan=tuple({**row, "recompute": True} for row in UNEVEN)),
-        Case(name="class weights, three replicas, cut short", net="tied", class_weights=True, plan=(THREE, TWO, ONE), clip=0.05,
-             shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)), evaluate=(13, 0, 5)),
+        Case(
+            name="class weights, three replicas, cut short",
+            net="tied",
+            class_weights=True,
+            plan=(THREE, TWO, ONE),
+            clip=0.05,
+            shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)),
+            evaluate=(13, 0, 5),
+        ),
         Case(name="class weights, unequal micro-batches, AdamW", net="tied", class_weights=True, plan=UNEVEN, optimizer="AdamW"),
-        Case(name="class weights, micro-batches without weight", net="tied", class_weights=True,
-             plan=({"cuts": [4, 3, 3], "sizes": [1] * 12}, {"cuts": [10], "sizes": [1, 2, 1]}), shares=((12, 4), (1, 0), (9, 3))),
+        Case(
+            name="class weights, micro-batches without weight",
+            net="tied",
+            class_weights=True,
+            plan=({"cuts": [4, 3, 3], "sizes": [1] * 12}, {"cuts": [10], "sizes": [1, 2, 1]}),
+            shares=((12, 4), (1, 0), (9, 3)),
+        ),
     ],
     "boundaries": [
         Case(name="tuples", net="tuples", plan=BOTH),
@@ -83,33 +115,59 @@ CASES = {
         Case(name="unused output", net="unused output", plan=BOTH),
         Case(name="unused output, unequal micro-batches, AdamW", net="unused output", plan=UNEVEN, optimizer="AdamW"),
         Case(name="output used in some micro-batches", net="sometimes used output", plan=UNEVEN, reference_in_microbatches=True),
-        Case(name="not contiguous", net="transposed",
-             plan=({"cuts": [3, 4, 3], "sizes": [4] * 3}, {"cuts": [5, 5], "sizes": [3, 2]})),
+        Case(
+            name="not contiguous",
+            net="transposed",
+            plan=({"cuts": [3, 4, 3], "sizes": [4] * 3}, {"cuts": [5, 5], "sizes": [3, 2]}),
+        ),
         Case(name="not contiguous, gpipe", net="transposed", plan=({"cuts": [1, 2, 7], "sizes": [1, 2]}, ONE), schedule="gpipe"),
         Case(name="in place", net="in place", plan=({"cuts": [4, 3, 3], "sizes": [4, 4]}, TWO)),
-        Case(name="in place, recompute", net="declared in place",
-             plan=({**THREE, "recompute": True}, {**TWO, "recompute": True})),
-        Case(name="stages without parameters", net="identities",
-             plan=({"cuts": [4, 3, 3], "sizes": [4, 4]}, {"cuts": [1, 9], "sizes": [2]})),
+        Case(
+            name="in place, recompute", net="declared in place", plan=({**THREE, "recompute": True}, {**TWO, "recompute": True})
+        ),
+        Case(
+            name="stages without parameters",
+            net="identities",
+            plan=({"cuts": [4, 3, 3], "sizes": [4, 4]}, {"cuts": [1, 9], "sizes": [2]}),
+        ),
     ],
     "parameters": [
         Case(name="first stage frozen", net="first stage frozen", plan=BOTH, optimizer="AdamW", clip=0.05),
         Case(name="first stage frozen, beside one rank", net="first stage frozen", plan=(THREE, ONE), emulated=True, clip=0.05),
-        Case(name="first two stages frozen", net="first two stages frozen", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05,
-             shares=((24, 8, 8), (11, 0, 3))),
-        Case(name="first two stages frozen, recompute, depths 5,3,1", net="first two stages frozen", evaluate=(13, 5),
-             plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, ONE)),
+        Case(
+            name="first two stages frozen",
+            net="first two stages frozen",
+            plan=(THREE, TWO, ONE),
+            optimizer="AdamW",
+            clip=0.05,
+            shares=((24, 8, 8), (11, 0, 3)),
+        ),
+        Case(
+            name="first two stages frozen, recompute, depths 5,3,1",
+            net="first two stages frozen",
+            evaluate=(13, 5),
+            plan=({**THREE, "recompute": True, "warmup": [5, 3, 1]}, ONE),
+        ),
         Case(name="first stage and a part frozen, unequal", net="first stage and a part frozen", plan=(*UNEVEN, ONE), clip=0.05),
         Case(name="first stage and a part frozen, gpipe", net="first stage and a part frozen", schedule="gpipe", plan=BOTH),
         Case(name="layer frozen", net="layer frozen", plan=BOTH, optimizer="AdamW"),
         Case(name="middle stage frozen", net="middle stage frozen", plan=(THREE, ONE)),
         Case(name="last stage frozen", net="last stage frozen", plan=BOTH),
         Case(name="unused parameter", net="unused parameter", plan=BOTH, optimizer="AdamW", clip=0.05),
-        Case(name="unused parameter, a replica without samples", net="unused parameter", plan=BOTH, optimizer="AdamW",
-             shares=((24, 8), (5, 0))),
+        Case(
+            name="unused parameter, a replica without samples",
+            net="unused parameter",
+            plan=BOTH,
+            optimizer="AdamW",
+            shares=((24, 8), (5, 0)),
+        ),
         Case(name="few bits of its own", net="few bits of its own", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05),
-        Case(name="few bits of its own, emulated, recompute", net="few bits of its own", emulated=True,
-             plan=({**THREE, "recompute": True}, ONE)),
+        Case(
+            name="few bits of its own, emulated, recompute",
+            net="few bits of its own",
+            emulated=True,
+            plan=({**THREE, "recompute": True}, ONE),
+        ),
         Case(name="shared modules", net="shared modules", plan=BOTH),
         Case(name="shared modules, clipped", net="shared modules", plan=(THREE, TWO, ONE), optimizer="AdamW", clip=0.05),
     ],
@@ -137,12 +195,31 @@ CASES = {
     ],
     "lengths": [
         Case(name="lengths", net="tied", plan=BOTH, lengths=(6, 2, 5, 6, 1)),
-        Case(name="lengths, recompute, AdamW, evaluate", net="tied", plan=({**THREE, "recompute": True}, ONE), optimizer="AdamW",
-             lengths=(3, 6, 2), clip=0.05, evaluate=(13, 5)),
-        Case(name="lengths, three replicas, cut short", net="tied", plan=(THREE, TWO, ONE), lengths=(2, 6, 4, 3),
-             shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)), evaluate=(13, 0, 5)),
-        Case(name="lengths, unequal micro-batches, class weights, gpipe", net="tied", plan=UNEVEN, class_weights=True,
-             lengths=(5, 6, 3), schedule="gpipe"),
+        Case(
+            name="lengths, recompute, AdamW, evaluate",
+            net="tied",
+            plan=({**THREE, "recompute": True}, ONE),
+            optimizer="AdamW",
+            lengths=(3, 6, 2),
+            clip=0.05,
+            evaluate=(13, 5),
+        ),
+        Case(
+            name="lengths, three replicas, cut short",
+            net="tied",
+            plan=(THREE, TWO, ONE),
+            lengths=(2, 6, 4, 3),
+            shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)),
+            evaluate=(13, 0, 5),
+        ),
+        Case(
+            name="lengths, unequal micro-batches, class weights, gpipe",
+            net="tied",
+            plan=UNEVEN,
+            class_weights=True,
+            lengths=(5, 6, 3),
+            schedule="gpipe",
+        ),
         Case(name="lengths, emulated", net="tied", plan=BOTH, emulated=True, lengths=(6, 2, 5), evaluate=(7, 11)),
         Case(name="lengths of pictures", net="pictures", plan=({**THREE, "sizes": [4, 4]}, ONE), lengths=(7, 5, 8)),
     ],
@@ -152,7 +229,7 @@ CASES = {
         Case(name="evaluate tuples, unequal micro-batches", net="tuples", plan=UNEVEN, evaluate=(7, 11)),
         Case(name="evaluate dropout and BatchNorm", net="dropout and BatchNorm", plan=BOTH, evaluate=(24, 9), steps=0),
     ],
-}  # fmt: skip
+}
 ALL = [(family, case) for family, cases in CASES.items() for case in cases]
 
 
@@ -236,15 +313,11 @@ def test_training_with_a_library_is_training_on_one_device(backend: Backend, cas
     results = [r for r in ran[case] if r is not None]
     assert len(results) == len(case.plan)
     check_against_one_device(results, truth)
-    assert all(set(result.state) == set(truth.state) for result in results), (
-        "names are those of the whole model"
-    )
+    assert all(set(result.state) == set(truth.state) for result in results), "names are those of the whole model"
     check_evaluations(results, truth)
 
 
-NOT_FOR_LIBRARIES = [
-    case for _, case in ALL if not case.emulated and (not applies(case) or case.schedule == "1f1b")
-]
+NOT_FOR_LIBRARIES = [case for _, case in ALL if not case.emulated and (not applies(case) or case.schedule == "1f1b")]
 
 
 @pytest.mark.parametrize("backend", LIBRARIES)
@@ -255,9 +328,7 @@ def test_what_a_library_cannot_run_is_refused(backend: Backend, case: Case) -> N
     with pytest.raises(InputError) as caught:
         check_backend(backend, plan)
     message = str(caught.value)
-    assert message.startswith(
-        f"the back end '{backend}' cannot run this plan; plan with --backend {backend}, or"
-    )
+    assert message.startswith(f"the back end '{backend}' cannot run this plan; plan with --backend {backend}, or")
     for r, replica in enumerate(plan.replicas):
         m, depths = len(replica.microbatch_sizes), list(replica.depths(plan.schedule))
         early = f"replica {r} has warm-up depths {depths} for {m} micro-batches, and this back end runs gpipe only"
@@ -273,15 +344,11 @@ def test_all_memory_of_a_step_is_given_back(case: Case) -> None:
         assert result.memory == [result.memory[0]] * case.steps
 
 
-@pytest.mark.parametrize(
-    ("family", "case"), [(f, c) for f, c in ALL if c.steps], ids=[str(c) for _, c in ALL if c.steps]
-)
+@pytest.mark.parametrize(("family", "case"), [(f, c) for f, c in ALL if c.steps], ids=[str(c) for _, c in ALL if c.steps])
 def test_the_case_is_one(family: str, case: Case) -> None:
     """Every number that can move has moved by much more than the tolerance, and clipping has clipped."""
     truth, before = truth_of(case), build(case.net, case.dtype)
-    trained = {
-        name for name, p in before.named_parameters(remove_duplicate=False) if p.requires_grad
-    } - truth.without_gradient
+    trained = {name for name, p in before.named_parameters(remove_duplicate=False) if p.requires_grad} - truth.without_gradient
     still = {
         name
         for name, value in before.state_dict().items()
@@ -299,9 +366,7 @@ def test_a_whole_micro_batch_of_the_tokens_is_ignored() -> None:
     assert 0 < int((labels == -100).sum()) < labels.numel() - 50
 
 
-@pytest.mark.parametrize(
-    ("family", "case"), [(f, c) for f, c in ALL if c.evaluate], ids=[str(c) for _, c in ALL if c.evaluate]
-)
+@pytest.mark.parametrize(("family", "case"), [(f, c) for f, c in ALL if c.evaluate], ids=[str(c) for _, c in ALL if c.evaluate])
 def test_evaluation_is_that_of_one_device(family: str, case: Case) -> None:
     truth = truth_of(case)
     assert len(truth.evaluations) == max(1, case.steps)
@@ -314,9 +379,7 @@ def check_evaluations(results: list[Trained], truth: Trained) -> None:
             assert found.weight == pytest.approx(wanted.weight, rel=1e-12)
             assert found.counted == wanted.counted
             assert found.loss == pytest.approx(wanted.loss, abs=1e-10)
-            assert found.metric == (
-                None if wanted.metric is None else pytest.approx(wanted.metric, abs=1e-12)
-            )
+            assert found.metric == (None if wanted.metric is None else pytest.approx(wanted.metric, abs=1e-12))
 
 
 def test_evaluation_leaves_batch_norm_alone() -> None:

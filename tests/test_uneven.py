@@ -15,15 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hetpipe.building.data import EpochSampler
 from hetpipe.files.messages import InputError
-from hetpipe.uneven import (
-    ShareLoader,
-    ShareSampler,
-    batch_shares,
-    global_count,
-    global_mean,
-    process_group,
-    windows,
-)
+from hetpipe.uneven import ShareLoader, ShareSampler, batch_shares, global_count, global_mean, process_group, windows
 from hetpipe.uneven.shares import measured_shares, plan_shares, share_out
 from tests.support.commands import free_port
 from tests.support.ranks import cluster_of, make_plan, run_ranks
@@ -265,9 +257,7 @@ def test_what_two_unequal_ranks_must_also_get_right() -> None:
         assert min(measured["free"]) >= 1
         assert sum(measured["tight"]) == 8
         assert measured["tight"][1] <= 3
-        assert measured["refused"].startswith(
-            "the ranks can hold [3, 3] samples, 6 together, but the global batch is 8"
-        )
+        assert measured["refused"].startswith("the ranks can hold [3, 3] samples, 6 together, but the global batch is 8")
         assert measured["left"] == (True, True, True)
     assert results[0]["measured"] == results[1]["measured"]
 

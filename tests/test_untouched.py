@@ -20,9 +20,12 @@ from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import Generators, drawing, seed_of
 
 DRAWS: dict[str, Any] = {
-    "torch": lambda: torch.rand(3).tolist(), "numpy": lambda: np.random.rand(3).tolist(), "normal": lambda: np.random.randn(),
-    "python": lambda: random.random(), "gauss": lambda: random.gauss(0, 1),
-}  # fmt: skip
+    "torch": lambda: torch.rand(3).tolist(),
+    "numpy": lambda: np.random.rand(3).tolist(),
+    "normal": lambda: np.random.randn(),
+    "python": lambda: random.random(),
+    "gauss": lambda: random.gauss(0, 1),
+}
 
 
 def fail() -> None:
@@ -106,9 +109,10 @@ class WithTable(nn.Module):
 
 
 KEPT: dict[str, Any] = {
-    "an attribute": attribute, "an object": lambda layer, width: layer.cache.table(width),
+    "an attribute": attribute,
+    "an object": lambda layer, width: layer.cache.table(width),
     "a cache of functools": lambda _, width: cached_table(width),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("where", KEPT)

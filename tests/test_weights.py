@@ -137,17 +137,12 @@ def test_compiled_layers_keep_their_names(tmp_path: Path) -> None:
 def test_messages() -> None:
     with torch.device("meta"):
         layers = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(
-        InputError,
-        match=r"layer '0' \(Linear\) is on the meta device \('weight' has no values\), and has no m",
-    ):
+    with pytest.raises(InputError, match=r"layer '0' \(Linear\) is on the meta device \('weight' has no values\), and has no m"):
         materialise(layers)
 
     class Wrong(Constant):
         def values(self, names: Collection[str]) -> dict[str, Tensor]:
             return {name: torch.zeros(3) for name in names}
 
-    with pytest.raises(
-        InputError, match=r"layer '0': the values of 'inner.weight' have shape \(3,\), the model has \(2, 2\)"
-    ):
+    with pytest.raises(InputError, match=r"layer '0': the values of 'inner.weight' have shape \(3,\), the model has \(2, 2\)"):
         materialise(nn.Sequential(Wrong(layers[0], 0.0)))

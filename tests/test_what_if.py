@@ -141,7 +141,7 @@ class TestPrecisions:
             ("3091=fp16", "unknown card '3091'; did you mean '3090'?"),
             ("v100=fp16,v100-16=fp32", "two of these names are of one card"),
         ],
-    )  # fmt: skip
+    )
     def test_what_a_card_cannot_compute_in_is_refused(self, run: Command, tmp_path: Path, precision: str, message: str) -> None:
         sheet = {"memory": 8 * 2**30, "bandwidth": 288e9, "fp32": 2.2e13, "fp16": 4.4e13, "source": "a page"}
         (tmp_path / "cards.yaml").write_text(json.dumps({"format": "hetpipe.cards/1", "cards": {"mine": sheet}}))
@@ -258,8 +258,9 @@ def test_the_published_plan_is_priced() -> None:
     assert all(stage.layers == (0, 24) for replica in theirs.plan.replicas for stage in replica.stages)
     busiest = max(  # no replica is faster than its micro-batches one after the other
         len(replica.microbatch_sizes) * float(sum(map(sum, profile.measurement(kind).times(2))))
-        for replica in theirs.plan.replicas for kind in [cluster.device(replica.stages[0].device).type]
-    )  # fmt: skip
+        for replica in theirs.plan.replicas
+        for kind in [cluster.device(replica.stages[0].device).type]
+    )
     assert theirs.step_seconds >= busiest
     assert ours.plan.global_batch == theirs.plan.global_batch == 128
     assert ours.step_seconds < theirs.step_seconds
@@ -287,9 +288,9 @@ def counted(kind: str) -> tuple[int, int]:
     return sum(p.numel() for p in layers[0].parameters()), sum(p.numel() for p in {*model.parameters()})
 
 
-@pytest.mark.parametrize(("kind", "family"), [
-    ("qwen3", "llama"), ("glm", "llama"), ("exaone4", "llama"), ("gpt_neox", "gpt"), ("arcee", "gpt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "family"), [("qwen3", "llama"), ("glm", "llama"), ("exaone4", "llama"), ("gpt_neox", "gpt"), ("arcee", "gpt")]
+)
 def test_a_type_of_transformers_has_the_sizes_that_it_builds(kind: str, family: str) -> None:
     found = find_model(kind)
     layer, whole = counted(kind)
@@ -302,8 +303,16 @@ def test_a_type_of_transformers_has_the_sizes_that_it_builds(kind: str, family: 
 
 
 def test_a_file_of_any_dense_decoder_is_priced(tmp_path: Path, run: Command) -> None:
-    values = {"model_type": "seed_oss", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64,
-              "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 1000}  # fmt: skip
+    values = {
+        "model_type": "seed_oss",
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "head_dim": 64,
+        "num_key_value_heads": 2,
+        "intermediate_size": 1024,
+        "vocab_size": 1000,
+    }
     file = tmp_path / "any.json"
     file.write_text(json.dumps(values))
     found = find_model(str(file))
@@ -313,17 +322,24 @@ def test_a_file_of_any_dense_decoder_is_priced(tmp_path: Path, run: Command) -> 
     assert ended.code == 0, ended.err
 
 
-@pytest.mark.parametrize(("kind", "more", "message"), [
-    ("mixtral", {"num_local_experts": 8}, "num_local_experts is 8: which experts a token passes is not known"),
-    ("mamba", {"state_size": 16}, "state_size is 16: states in the place of attention were not measured"),
-    ("minicpm3", {"kv_lora_rank": 256}, "kv_lora_rank is 256: projections of low rank in attention were not measured"),
-    ("bart", {"is_encoder_decoder": True}, "is_encoder_decoder is True: it has an encoder beside the decoder"),
-    ("gemma3", {"text_config": {"model_type": "gemma3_text"}}, r"it holds several models \(text_config\)"),
-    ("hunyuan_v1_moe", {}, "they have experts"),
-    ("seed_oss", {"layer_types": ["full_attention", "linear_attention"]}, "layer_types has 'linear_attention', which is priced"),
-    ("nonsense", {}, "models of type 'nonsense' are not known; known: bert, "),
-    (["x"], {}, r"models of type \['x'\] are not known; known: bert, "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("mixtral", {"num_local_experts": 8}, "num_local_experts is 8: which experts a token passes is not known"),
+        ("mamba", {"state_size": 16}, "state_size is 16: states in the place of attention were not measured"),
+        ("minicpm3", {"kv_lora_rank": 256}, "kv_lora_rank is 256: projections of low rank in attention were not measured"),
+        ("bart", {"is_encoder_decoder": True}, "is_encoder_decoder is True: it has an encoder beside the decoder"),
+        ("gemma3", {"text_config": {"model_type": "gemma3_text"}}, r"it holds several models \(text_config\)"),
+        ("hunyuan_v1_moe", {}, "they have experts"),
+        (
+            "seed_oss",
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "layer_types has 'linear_attention', which is priced",
+        ),
+        ("nonsense", {}, "models of type 'nonsense' are not known; known: bert, "),
+        (["x"], {}, r"models of type \['x'\] are not known; known: bert, "),
+    ],
+)
 def test_what_is_no_dense_decoder_is_refused_by_name(kind: Any, more: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "hidden_size": 64, **more}))
     with pytest.raises(InputError, match=message) as caught:

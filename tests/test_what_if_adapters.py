@@ -31,9 +31,15 @@ CARDS = known_cards().cards
 LINK = Link(bandwidth=12e9)
 QUICK = ("--time-limit", "0.5", "--global-batch", "8")
 LLAMA = {
-    "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
-    "intermediate_size": 640, "vocab_size": 1000, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 640,
+    "vocab_size": 1000,
+    "tie_word_embeddings": False,
+}
 
 
 def small(tmp_path: Path, **changes: Any) -> NamedModel:
@@ -78,11 +84,18 @@ class TestBytes:
         copies = 2  # of adapters in what matrix products are computed in
         assert static - (4 + 4 + 8 + copies) * adapters == pytest.approx(2 * base, rel=0.01)
 
-    @pytest.mark.parametrize(("base", "precision", "of_a_matrix", "of_the_rest"), [
-        ("as-is", "fp32", 4, 4), ("bf16", "fp32", 4, 4), ("nf4", "fp32", 0.5 + 1 / 64 + 4 / 64 / 256, 4),
-        ("as-is", "fp16", 2, 2), ("bf16", "fp16", 2, 2), ("nf4", "fp16", 0.5 + 1 / 64 + 4 / 64 / 256, 2),
-        ("int8", "fp16", None, 2),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("base", "precision", "of_a_matrix", "of_the_rest"),
+        [
+            ("as-is", "fp32", 4, 4),
+            ("bf16", "fp32", 4, 4),
+            ("nf4", "fp32", 0.5 + 1 / 64 + 4 / 64 / 256, 4),
+            ("as-is", "fp16", 2, 2),
+            ("bf16", "fp16", 2, 2),
+            ("nf4", "fp16", 0.5 + 1 / 64 + 4 / 64 / 256, 2),
+            ("int8", "fp16", None, 2),
+        ],
+    )
     def test_a_base_is_held_as_its_card_computes(
         self, base: Base, precision: Any, of_a_matrix: float | None, of_the_rest: float
     ) -> None:
@@ -179,8 +192,13 @@ class TestTimes:
     """Of layers, in the profile."""
 
     def test_a_base_that_does_not_train_has_no_products_for_its_gradients(self) -> None:
-        asked: dict[str, Any] = {"model": find_model("qwen3-8b"), "machines": (("3090",),), "cards": CARDS, "link": LINK,
-                                 "tokens": 2048}  # fmt: skip
+        asked: dict[str, Any] = {
+            "model": find_model("qwen3-8b"),
+            "machines": (("3090",),),
+            "cards": CARDS,
+            "link": LINK,
+            "tokens": 2048,
+        }
         plain, adapted, larger, quantised = (
             profile_of(Question(**asked, **more))[0].at({"3090": "bf16"}).measurements[0]
             for more in ({}, {"lora": Lora(r=1)}, {"lora": Lora(r=64)}, {"lora": Lora(r=1), "base": "nf4"})
@@ -201,8 +219,14 @@ class TestTimes:
 
 
 def test_the_cheapest_card_is_the_first_in_the_order_of_prices_with_which_it_fits() -> None:
-    asked: dict[str, Any] = {"model": find_model("qwen3-8b"), "cards": CARDS, "link": LINK, "tokens": 2048, "global_batch": 8,
-                             "lora": Lora(r=16)}  # fmt: skip
+    asked: dict[str, Any] = {
+        "model": find_model("qwen3-8b"),
+        "cards": CARDS,
+        "link": LINK,
+        "tokens": 2048,
+        "global_batch": 8,
+        "lora": Lora(r=16),
+    }
     assert cheapest_card(Question(machines=(("3090", "3090"),), **asked)) is None, "it fits as it is"
     found = cheapest_card(Question(machines=(("3060",),), **asked))
     assert found is not None
@@ -262,20 +286,27 @@ class TestCommand:
         (overhead,) = written["overheads"]
         assert overhead["device_bytes"] - CONTEXT_BYTES - CUBLAS_BYTES == 4 * 1024 * 3072, "of a matrix in float32, the widest"
 
-    @pytest.mark.parametrize(("model", "options", "message"), [
-        ("qwen3-8b", ("--lora", "r=0"), "--lora 'r=0': r is a whole number from 1 to 16777216, got '0'"),
-        ("qwen3-8b", ("--lora", "r=1e3"), "r is a whole number from 1 to 16777216, got '1e3'"),
-        ("qwen3-8b", ("--lora", "targets=q_proj"), "r is a whole number from 1 to 16777216, got none"),
-        ("qwen3-8b", ("--lora", "16"), "--lora '16': '16' is not known; write 'r=16', or 'r=16,targets=q_proj+v_proj'"),
-        ("qwen3-8b", ("--lora", "r=16,alpha=32"), "'alpha' is not known; write"),
-        ("qwen3-8b", ("--lora", "r=16,r=8"), "'r' is given twice"),
-        ("qwen3-8b", ("--lora", "r="), "'r' has no value"),
-        ("qwen3-8b", ("--lora", "r=8,targets=q_proj+"), "targets are names joined by '+', or all-linear"),
-        ("qwen3-8b", ("--lora", "r=8,targets=q_projs"), "qwen3-8b has no matrix 'q_projs'; did you mean 'q_proj'? known: q_p"),
-        ("qwen3-8b", ("--base", "nf4"), "--base nf4 is of a base that does not train: say with --lora r=16 that adapters do"),
-        ("qwen3-8b", ("--base", "fp4", "--lora", "r=8"), "'fp4' is not one of 'as-is', 'bf16', 'int8', 'nf4'"),
-        ("gpt2", ("--lora", "r=8"), "which matrices the layers of 'gpt2' have is not known"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("model", "options", "message"),
+        [
+            ("qwen3-8b", ("--lora", "r=0"), "--lora 'r=0': r is a whole number from 1 to 16777216, got '0'"),
+            ("qwen3-8b", ("--lora", "r=1e3"), "r is a whole number from 1 to 16777216, got '1e3'"),
+            ("qwen3-8b", ("--lora", "targets=q_proj"), "r is a whole number from 1 to 16777216, got none"),
+            ("qwen3-8b", ("--lora", "16"), "--lora '16': '16' is not known; write 'r=16', or 'r=16,targets=q_proj+v_proj'"),
+            ("qwen3-8b", ("--lora", "r=16,alpha=32"), "'alpha' is not known; write"),
+            ("qwen3-8b", ("--lora", "r=16,r=8"), "'r' is given twice"),
+            ("qwen3-8b", ("--lora", "r="), "'r' has no value"),
+            ("qwen3-8b", ("--lora", "r=8,targets=q_proj+"), "targets are names joined by '+', or all-linear"),
+            (
+                "qwen3-8b",
+                ("--lora", "r=8,targets=q_projs"),
+                "qwen3-8b has no matrix 'q_projs'; did you mean 'q_proj'? known: q_p",
+            ),
+            ("qwen3-8b", ("--base", "nf4"), "--base nf4 is of a base that does not train: say with --lora r=16 that adapters do"),
+            ("qwen3-8b", ("--base", "fp4", "--lora", "r=8"), "'fp4' is not one of 'as-is', 'bf16', 'int8', 'nf4'"),
+            ("gpt2", ("--lora", "r=8"), "which matrices the layers of 'gpt2' have is not known"),
+        ],
+    )
     def test_what_is_refused(self, run: Command, model: str, options: tuple[str, ...], message: str) -> None:
         found = run("what-if", model, "--gpus", "t4", *options)
         assert found.code == 2

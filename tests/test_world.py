@@ -56,10 +56,7 @@ def node(name: str, count: int = 1, host: str | None = None) -> Node:
             id="two nodes of one host",
         ),
         pytest.param(
-            [node("n0", 4), node("n1", 2)],
-            [("a", 0, 0), ("a", 0, 1)],
-            {"n0/0": 0, "n0/1": 1},
-            id="fewer processes than devices",
+            [node("n0", 4), node("n1", 2)], [("a", 0, 0), ("a", 0, 1)], {"n0/0": 0, "n0/1": 1}, id="fewer processes than devices"
         ),
         pytest.param(
             [node("n0", 2), node("n1"), node("n2", host="b")],
@@ -75,9 +72,7 @@ def node(name: str, count: int = 1, host: str | None = None) -> Node:
         ),
     ],
 )
-def test_devices_are_bound(
-    nodes: list[Node], places: list[tuple[str, int, int]], bound: dict[str, int]
-) -> None:
+def test_devices_are_bound(nodes: list[Node], places: list[tuple[str, int, int]], bound: dict[str, int]) -> None:
     assert bind_devices(nodes, places) == bound
 
 
@@ -105,9 +100,7 @@ def test_devices_are_bound(
         ),
     ],
 )
-def test_processes_that_are_no_devices(
-    nodes: list[Node], places: list[tuple[str, int, int]], message: str
-) -> None:
+def test_processes_that_are_no_devices(nodes: list[Node], places: list[tuple[str, int, int]], message: str) -> None:
     with pytest.raises(InputError) as caught:
         bind_devices(nodes, places)
     assert str(caught.value) == message

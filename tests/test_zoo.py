@@ -27,17 +27,7 @@ from hetpipe.layers.weights import empty_names, materialise, state_of
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import gpt2, llama
 from tests.support.ranks import cluster_of, run_ranks
-from tests.support.zoo import (
-    KINDS,
-    LIBRARIES,
-    ZOO,
-    adapted,
-    batch,
-    compiled,
-    optimizer_of,
-    train_zoo,
-    transformers_model,
-)
+from tests.support.zoo import KINDS, LIBRARIES, ZOO, adapted, batch, compiled, optimizer_of, train_zoo, transformers_model
 from tests.test_checkpoint import ALONE
 
 
@@ -74,9 +64,7 @@ MASKS = {"padded": (True, True), "full": (False, True), "no mask": (False, False
 
 @pytest.mark.parametrize("mode", ["eval", "dropout"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(
-    ("name", "mask"), [(name, mask) for name in ZOO for mask in MASKS if (name, mask) != ("t5", "no mask")]
-)
+@pytest.mark.parametrize(("name", "mask"), [(name, mask) for name in ZOO for mask in MASKS if (name, mask) != ("t5", "no mask")])
 def test_logits_loss_and_all_gradients_are_the_same_bits(
     name: str, mask: str, attention: str, mode: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -96,11 +84,7 @@ def test_logits_loss_and_all_gradients_are_the_same_bits(
     assert torch.equal(logits, wanted.logits)
     assert torch.equal(loss, wanted.loss)
     gradients = {hf: reference.get_parameter(hf).grad for hf, _ in reference.named_parameters()}
-    own = {
-        hf: layers.get_parameter(n).grad
-        for n, hf in hf_names(layers).items()
-        if n in dict(layers.named_parameters())
-    }
+    own = {hf: layers.get_parameter(n).grad for n, hf in hf_names(layers).items() if n in dict(layers.named_parameters())}
     assert own.keys() == gradients.keys()
     for hf, gradient in gradients.items():
         mine = own[hf]
@@ -158,9 +142,7 @@ def train_with_transformers(name: str, model: PreTrainedModel) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_three_unequal_stages_train_as_transformers_does(
-    name: str, trained: dict[str, dict[str, Any]]
-) -> None:
+def test_three_unequal_stages_train_as_transformers_does(name: str, trained: dict[str, dict[str, Any]]) -> None:
     row = trained[name]
     names, truth = hf_names(ZOO[name].build(weights=str(row["folder"]))), tensors_of(row["reference"])
     for how in ("1f1b", "recomputed", "two replicas", *LIBRARIES):
@@ -198,28 +180,20 @@ def test_resident_memory_of_a_stage(trained: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 1 << 14], ids=["one file", "some files"])
 @pytest.mark.parametrize("name", ZOO)
 def test_back_to_a_folder_that_transformers_loads(
-    name: str,
-    shard_bytes: int,
-    trained: dict[str, dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, shard_bytes: int, trained: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = trained[name]
     monkeypatch.setattr("hetpipe.hf.exports.export.SHARD_BYTES", shard_bytes)
     layers = ZOO[name].build(weights=str(row["folder"]))
     export_weights(layers, Path(row["ranks"][0]["checkpoint"]), tmp_path / "out")
-    assert all(
-        empty_names(layer) for layer in layers if list(layer.parameters())
-    )  # nothing was needed of the model but names
+    assert all(empty_names(layer) for layer in layers if list(layer.parameters()))  # nothing was needed of the model but names
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert (files == ["model.safetensors"]) == (shard_bytes > 1 << 20)
     assert (tmp_path / "out" / "tokenizer.json").exists()
     found: Any = KINDS[name].from_pretrained(tmp_path / "out", output_loading_info=True)
     loaded, info = found
     assert not any(info.values()), info
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [
-        KINDS[name].__name__
-    ]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [KINDS[name].__name__]
     assert loaded.config.dtype == torch.float64
     truth = tensors_of(row["reference"])
     for hf, value in loaded.named_parameters():
@@ -233,19 +207,14 @@ def test_back_to_a_folder_that_transformers_loads(
 
 def test_export_refuses(trained: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     saved = Path(trained["gpt2"]["ranks"][0]["checkpoint"])
-    with pytest.raises(
-        InputError, match=r"is not of the job's model:\n  it has no '0.weight', which the model has\n"
-    ):
+    with pytest.raises(InputError, match=r"is not of the job's model:\n  it has no '0.weight', which the model has\n"):
         export_weights(nn.Sequential(nn.Linear(2, 2)), saved, tmp_path / "a")
     other = gpt2.build(**{**ZOO["gpt2"].config, "n_layer": 4})
     with pytest.raises(
-        InputError,
-        match=r"has no 'block3\.\S+' \(12 tensors of the model are not in it\): it was saved from ano",
+        InputError, match=r"has no 'block3\.\S+' \(12 tensors of the model are not in it\): it was saved from ano"
     ):
         export_weights(other, saved, tmp_path / "b")
-    with pytest.raises(
-        InputError, match=r"the folder .* is not empty \(it holds 'config.json'\); name a new one"
-    ):
+    with pytest.raises(InputError, match=r"the folder .* is not empty \(it holds 'config.json'\); name a new one"):
         export_weights(gpt2.build(**ZOO["gpt2"].config), saved, trained["gpt2"]["folder"])
 
 
@@ -342,9 +311,7 @@ def test_the_seed_decides_the_values_and_no_cut_does(name: str) -> None:
         assert all(torch.equal(value, whole[n]) for n, value in found.items())
         parts |= found
     assert parts.keys() == whole.keys()
-    differ = [
-        n for n, value in whole.items() if value.is_floating_point() and not torch.equal(value, other[n])
-    ]
+    differ = [n for n, value in whole.items() if value.is_floating_point() and not torch.equal(value, other[n])]
     assert len(differ) > len(whole) / 3
 
 

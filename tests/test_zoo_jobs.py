@@ -28,8 +28,15 @@ JOBS, CLUSTER = ROOT / "configs" / "jobs", ROOT / "configs" / "clusters" / "four
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) -> None:
-    settings = [f"cluster={CLUSTER}", "train.steps=60", "train.epochs=", "profiler.microbatch_sizes=[8]", "profiler.repeats=1",
-                "train.evaluate_samples=all", f"checkpoint.folder={tmp_path / 'checkpoints'}"]  # fmt: skip
+    settings = [
+        f"cluster={CLUSTER}",
+        "train.steps=60",
+        "train.epochs=",
+        "profiler.microbatch_sizes=[8]",
+        "profiler.repeats=1",
+        "train.evaluate_samples=all",
+        f"checkpoint.folder={tmp_path / 'checkpoints'}",
+    ]
     options = [word for setting in settings for word in ("--set", setting)]
     ended = hetpipe("train", str(JOBS / "bert-text.yaml"), "--json", *options, folder=tmp_path, timeout=200)
     assert ended.code == 0, ended.err

@@ -20,6 +20,7 @@ from tests.support.published import FULL, ZORSE_SIZES, refused, write, write_zor
 
 ZORSE, NEEDS_ZORSE = external("zorse")
 
+
 @pytest.fixture
 def zorse(tmp_path: Path) -> Path:
     return write_zorse(tmp_path)

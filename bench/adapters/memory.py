@@ -17,8 +17,15 @@ from bench.tables import replace_table
 from hetpipe.cli.exits import main
 
 README = Path(__file__).parent / "README.md"
-LLAMA = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-         "num_key_value_heads": 32, "max_position_embeddings": 4096}  # fmt: skip
+LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+}
 CUTS = ([0, 12], [12, 20], [20, 28], [28, 34])  # of the embedding, 32 blocks and the head
 console = Console()
 

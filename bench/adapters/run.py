@@ -31,13 +31,23 @@ from hetpipe.files.units import human_bytes
 
 README = Path(__file__).parent / "README.md"
 WORDS, LENGTH, SAMPLES, BATCH, STEPS = 512, 96, 160, 8, 14
-SIZES = {"vocab_size": WORDS, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
-         "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+SIZES = {
+    "vocab_size": WORDS,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
 KINDS: dict[str, dict[str, Any]] = {
-    "llama": {}, "qwen3": {"tie_word_embeddings": True, "head_dim": 32}, "mistral": {},
-    "gemma2": {"query_pre_attn_scalar": 32, "head_dim": 32}, "olmo2": {},
+    "llama": {},
+    "qwen3": {"tie_word_embeddings": True, "head_dim": 32},
+    "mistral": {},
+    "gemma2": {"query_pre_attn_scalar": 32, "head_dim": 32},
+    "olmo2": {},
     "phi3": {"pad_token_id": 0},
-}  # fmt: skip
+}
 REGIMES: dict[str, dict[str, Any] | None] = {"full": None, "LoRA": {"r": 8}, "nf4": {"r": 8, "base": "nf4"}}
 MEMORY = {"full": "24 MiB", "LoRA": "12 MiB", "nf4": "8 MiB"}  # of the slower device
 console = Console()
@@ -74,24 +84,37 @@ def tokens() -> DataSplits:
 def train(kind: str, regime: str, folder: Path) -> Row:
     """One run in a folder of its own."""
     cluster = {
-        "format": "hetpipe.cluster/1", "link": {"bandwidth": "1 GB/s"},
-        "device_types": {"fast": {"memory": "96 MiB", "emulate": {"slowdown": 6.0}},
-                         "slow": {"memory": MEMORY[regime], "emulate": {"slowdown": 12.0}}},
+        "format": "hetpipe.cluster/1",
+        "link": {"bandwidth": "1 GB/s"},
+        "device_types": {
+            "fast": {"memory": "96 MiB", "emulate": {"slowdown": 6.0}},
+            "slow": {"memory": MEMORY[regime], "emulate": {"slowdown": 12.0}},
+        },
         "nodes": [{"name": "n0", "devices": {"fast": 1, "slow": 1}}],
-    }  # fmt: skip
+    }
     job = {
-        "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"type": kind, "extras": [], **SIZES, **KINDS[kind]}},
-        "data": {"target": "bench.adapters.run:tokens"}, "loss": {"name": "cross_entropy", "weight": "tokens"},
-        "cluster": "cluster.yaml", "profiler": {"microbatch_sizes": [1, 2, 4], "cache": str(folder / "cache")},
-        "train": {"global_batch": BATCH, "steps": STEPS}, "log": {"folder": "log"},
-    }  # fmt: skip
+        "format": "hetpipe.job/1",
+        "model": {"name": "causal_lm", "args": {"type": kind, "extras": [], **SIZES, **KINDS[kind]}},
+        "data": {"target": "bench.adapters.run:tokens"},
+        "loss": {"name": "cross_entropy", "weight": "tokens"},
+        "cluster": "cluster.yaml",
+        "profiler": {"microbatch_sizes": [1, 2, 4], "cache": str(folder / "cache")},
+        "train": {"global_batch": BATCH, "steps": STEPS},
+        "log": {"folder": "log"},
+    }
     if (adapter := REGIMES[regime]) is not None:
         job["adapter"] = adapter
     (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run([sys.executable, "-m", "hetpipe", "train", "job.yaml"], cwd=folder, text=True, capture_output=True,
-                         env={**os.environ, "PYTHONPATH": str(root)}, check=False)  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-m", "hetpipe", "train", "job.yaml"],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
     if ran.returncode:
         raise InputError(f"{kind}, {regime}: hetpipe train ended with {ran.returncode}: {ran.stderr[-2000:]}")
     summary, plan = (json.loads((folder / "log" / name).read_text()) for name in ("summary.json", "plan.json"))
@@ -100,18 +123,30 @@ def train(kind: str, regime: str, folder: Path) -> Row:
         " + ".join(f"{s['layers'][1] - s['layers'][0]} on {'fast' if s['devices'][0] == 'n0/0' else 'slow'}" for s in r["stages"])
         for r in plan["replicas"]
     )
-    return Row(kind, regime, cuts, (plan["predicted"]["step_seconds"], summary["measured_step_seconds"]),
-               {device: (said[device], there) for device, there in summary["peak_bytes"].items()},
-               summary["overrun_fraction"] <= 0.01)  # fmt: skip
+    return Row(
+        kind,
+        regime,
+        cuts,
+        (plan["predicted"]["step_seconds"], summary["measured_step_seconds"]),
+        {device: (said[device], there) for device, there in summary["peak_bytes"].items()},
+        summary["overrun_fraction"] <= 0.01,
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
     """A row a run."""
     lines = [
-        [row.kind, row.regime, row.plan, f"{row.step[0]:.2f} s", f"{row.step_error:+.1%}" + ("" if row.valid else " (overran)"),
-         " / ".join(human_bytes(said) for said, _ in row.peaks.values()), f"{row.memory_error:+.1%}"]
+        [
+            row.kind,
+            row.regime,
+            row.plan,
+            f"{row.step[0]:.2f} s",
+            f"{row.step_error:+.1%}" + ("" if row.valid else " (overran)"),
+            " / ".join(human_bytes(said) for said, _ in row.peaks.values()),
+            f"{row.memory_error:+.1%}",
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     header = ["type", "trained", "layers", "step, predicted", "measured", "peak memory, predicted", "measured, the farther off"]
     return markdown(header, lines, words=3)
 

@@ -38,8 +38,19 @@ from hetpipe.hf.replay.tiny import WORDS, tiny
 
 README = Path(__file__).parent / "README.md"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama 3", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
-                                              "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
+    "llama": (
+        "Llama 3",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
     "qwen2": ("Qwen 2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen 3", {"tie_word_embeddings": True}),
     "qwen3_moe": ("Qwen-MoE", {}),
@@ -51,7 +62,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("OLMo 2", {}),
     "deepseek_v3": ("DeepSeek V3", {}),
     "gpt_neox": ("GPT-NeoX", {}),
-}  # fmt: skip
+}
 SAMPLES, LENGTH, BATCH, STEPS, KILLED = 30, 12, 7, 5, 3  # the run is killed when it has saved after step KILLED
 PATIENCE_SECONDS = 180.0
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
@@ -59,11 +70,12 @@ SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
 # the head, END: with it).
 END = 0
 PLANS = (
-    [{"sizes": [2, 1, 2], "stages": [([0, 2], "n0/0"), ([2, -1], "n0/1"), ([-1, END], "n0/2")]},
-     {"sizes": [2], "stages": [([0, END], "n1/0")]}],
-    [{"sizes": [1, 2], "stages": [([0, END], "n0/1")]},
-     {"sizes": [2, 2], "stages": [([0, 3], "n1/0"), ([3, END], "n0/2")]}],
-)  # fmt: skip
+    [
+        {"sizes": [2, 1, 2], "stages": [([0, 2], "n0/0"), ([2, -1], "n0/1"), ([-1, END], "n0/2")]},
+        {"sizes": [2], "stages": [([0, END], "n1/0")]},
+    ],
+    [{"sizes": [1, 2], "stages": [([0, END], "n0/1")]}, {"sizes": [2, 2], "stages": [([0, 3], "n1/0"), ([3, END], "n0/2")]}],
+)
 console = Console()
 
 
@@ -86,28 +98,52 @@ class Trial:
         small = tiny(self.model_class, config(**KINDS[kind][1]))
         self.layers = small.num_hidden_layers + 2
         self.model_class(small).save_pretrained(self.start)
-        self._write("cluster.yaml", {
-            "format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "1 GiB"}}, "link": {"bandwidth": "1 GB/s"},
-            "nodes": [{"name": "n0", "devices": {"cpu": 3}}, {"name": "n1", "devices": {"cpu": 1}}],
-        })  # fmt: skip
-        self._write("job.yaml", {
-            "format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": "start"}},
-            "data": {"target": "bench.causal_lms.jobs:tokens"}, "cluster": "cluster.yaml", "plan": {"file": "plan.json"},
-            "loss": {"name": "cross_entropy", "weight": "tokens"}, "profiler": {"microbatch_sizes": [1, 2], "repeats": 1},
-            "train": {"global_batch": BATCH, "steps": STEPS, "dtype": "float64", "optimizer": {"name": "SGD", **SGD}},
-            "checkpoint": {"folder": "saved", "every_steps": 1}, "log": {"folder": "log"},
-        })  # fmt: skip
+        self._write(
+            "cluster.yaml",
+            {
+                "format": "hetpipe.cluster/1",
+                "device_types": {"cpu": {"memory": "1 GiB"}},
+                "link": {"bandwidth": "1 GB/s"},
+                "nodes": [{"name": "n0", "devices": {"cpu": 3}}, {"name": "n1", "devices": {"cpu": 1}}],
+            },
+        )
+        self._write(
+            "job.yaml",
+            {
+                "format": "hetpipe.job/1",
+                "model": {"name": "causal_lm", "args": {"weights": "start"}},
+                "data": {"target": "bench.causal_lms.jobs:tokens"},
+                "cluster": "cluster.yaml",
+                "plan": {"file": "plan.json"},
+                "loss": {"name": "cross_entropy", "weight": "tokens"},
+                "profiler": {"microbatch_sizes": [1, 2], "repeats": 1},
+                "train": {"global_batch": BATCH, "steps": STEPS, "dtype": "float64", "optimizer": {"name": "SGD", **SGD}},
+                "checkpoint": {"folder": "saved", "every_steps": 1},
+                "log": {"folder": "log"},
+            },
+        )
 
     def _write(self, name: str, content: Any) -> None:
         (self.folder / name).write_text(json.dumps(content) if name.endswith("json") else yaml.safe_dump(content))
 
     def plan(self, replicas: Sequence[dict[str, Any]]) -> None:
         """Train by this plan from now on."""
-        self._write("plan.json", {
-            "format": "hetpipe.plan/1", "model": "causal_lm", "global_batch": BATCH, "schedule": "1f1b",
-            "replicas": [{"microbatch_sizes": r["sizes"], "stages": [{"layers": self._range(*layers), "devices": [device]}
-                                                                     for layers, device in r["stages"]]} for r in replicas],
-        })  # fmt: skip
+        self._write(
+            "plan.json",
+            {
+                "format": "hetpipe.plan/1",
+                "model": "causal_lm",
+                "global_batch": BATCH,
+                "schedule": "1f1b",
+                "replicas": [
+                    {
+                        "microbatch_sizes": r["sizes"],
+                        "stages": [{"layers": self._range(*layers), "devices": [device]} for layers, device in r["stages"]],
+                    }
+                    for r in replicas
+                ],
+            },
+        )
 
     def _range(self, begin: int, end: int) -> list[int]:
         return [begin if begin >= 0 else self.layers + begin, end if end > 0 else self.layers + end]
@@ -116,8 +152,15 @@ class Trial:
         """`hetpipe arguments…`, in a session of its own."""
         root = Path(__file__).resolve().parents[2]
         environment = {**os.environ, "PYTHONPATH": str(root)}
-        return subprocess.Popen([sys.executable, "-m", "hetpipe", *arguments], cwd=self.folder, env=environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "hetpipe", *arguments],
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def killed(self) -> int:
         """Train until a checkpoint is there, and kill all processes at once; the step of the newest checkpoint."""
@@ -165,9 +208,7 @@ def tried(kind: str) -> list[str]:
         trial.plan(PLANS[1])
         trial.done("train", "job.yaml")
         trial.done("export-weights", "job.yaml", "-o", "trained")
-        found, loading = trial.model_class.from_pretrained(
-            Path(name) / "trained", dtype=torch.float64, output_loading_info=True
-        )
+        found, loading = trial.model_class.from_pretrained(Path(name) / "trained", dtype=torch.float64, output_loading_info=True)
         wanted, before = trial.reference(), trial.model_class.from_pretrained(trial.start, dtype=torch.float64)
     own, moved = dict(found.named_parameters()), 0.0
     with torch.no_grad():
@@ -193,8 +234,14 @@ def bench(
     for name in names:
         rows.append(tried(name))
         console.print(*rows[-1], markup=False)
-    header = ["model", "type", "killed after step", "a parameter moved by at most", "off from one device by at most",
-              "keys missing or unexpected"]  # fmt: skip
+    header = [
+        "model",
+        "type",
+        "killed after step",
+        "a parameter moved by at most",
+        "off from one device by at most",
+        "keys missing or unexpected",
+    ]
     text = markdown(header, rows, words=2)
     console.print(text, markup=False, soft_wrap=True)
     if readme:

@@ -36,8 +36,16 @@ from hetpipe.processes.world import connect
 from hetpipe.spec.cluster import Cluster
 
 README = Path(__file__).parent / "README.md"
-QWEN = {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
-        "num_key_value_heads": 2, "max_position_embeddings": 32768, "tie_word_embeddings": True}  # fmt: skip
+QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
 CUTS = ([0, 5], [5, 14], [14, 23], [23, 30])  # of the embedding, 28 blocks and the head; the first and the last share the table
 SHARD_BYTES = 1 << 30
 TOKENS = 64
@@ -104,8 +112,9 @@ def load(folder: str, cuts: Sequence[Sequence[int]], adapter: Mapping[str, Any] 
     engine = hetpipe.wrap(model, plan, torch.zeros(1, TOKENS, dtype=torch.int64), cross_entropy, loss_weight="tokens")
     loaded, after = time.perf_counter(), _bytes("RssAnon")
     sums = sum(b.summed.nbytes for b in engine.sync._buckets if b.summed is not None)
-    found = Loaded(cuts[engine.index], sum(module_bytes(engine.stage)), sums, before, after, _bytes("VmHWM"), built - began,
-                   loaded - built)  # fmt: skip
+    found = Loaded(
+        cuts[engine.index], sum(module_bytes(engine.stage)), sums, before, after, _bytes("VmHWM"), built - began, loaded - built
+    )
     engine.leave()
     return found
 
@@ -123,10 +132,28 @@ def table(found: Sequence[Loaded]) -> str:
         held = one.after_bytes - one.before_bytes
         own = one.own_bytes + one.sums_bytes
         sizes = (one.own_bytes, one.sums_bytes, held)
-        rows.append([str(rank), str(list(one.layers)), *map(_mib, sizes), f"{held / own - 1:+.1%}", _mib(one.peak_bytes),
-                     f"{one.build_seconds:.1f}", f"{one.load_seconds:.1f}"])  # fmt: skip
-    header = ["rank", "layers", "its layers, MiB", "room for sums of gradients, MiB", "held more than before, MiB", "beside both",
-              "most of all memory at any time, MiB", "seconds to build", "seconds to load"]  # fmt: skip
+        rows.append(
+            [
+                str(rank),
+                str(list(one.layers)),
+                *map(_mib, sizes),
+                f"{held / own - 1:+.1%}",
+                _mib(one.peak_bytes),
+                f"{one.build_seconds:.1f}",
+                f"{one.load_seconds:.1f}",
+            ]
+        )
+    header = [
+        "rank",
+        "layers",
+        "its layers, MiB",
+        "room for sums of gradients, MiB",
+        "held more than before, MiB",
+        "beside both",
+        "most of all memory at any time, MiB",
+        "seconds to build",
+        "seconds to load",
+    ]
     return markdown(header, rows, words=2)
 
 
@@ -135,17 +162,23 @@ def _mib(size: int) -> str:
 
 
 def loaded(
-    folder: Path | None, kind: str, sizes: Mapping[str, Any], cuts: Sequence[Sequence[int]],
+    folder: Path | None,
+    kind: str,
+    sizes: Mapping[str, Any],
+    cuts: Sequence[Sequence[int]],
     adapter: Mapping[str, Any] | None = None,
-) -> list[Loaded]:  # fmt: skip
+) -> list[Loaded]:
     """Write the folder, if it is not there, and load it on a rank for each part."""
     with tempfile.TemporaryDirectory() as own:
         where = folder if folder is not None else Path(own)
         if not (where / INDEX).exists():
             where.mkdir(parents=True, exist_ok=True)
             write_folder(where, kind, sizes)
-        cluster: Any = {"format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "8 GiB"}},
-                        "nodes": [{"name": "n0", "devices": {"cpu": len(cuts)}}]}  # fmt: skip
+        cluster: Any = {
+            "format": "hetpipe.cluster/1",
+            "device_types": {"cpu": {"memory": "8 GiB"}},
+            "nodes": [{"name": "n0", "devices": {"cpu": len(cuts)}}],
+        }
         return start_ranks(load, (str(where), cuts, adapter), Cluster.parse(cluster, "this bench").devices)
 
 

@@ -1,6 +1,6 @@
 """What a stage computes once for all of its layers, masks and rotary angles, beside one of its layers: how long does it take?
 
-    python -m bench.causal_lms.prologue [--rounds N] [--readme]
+python -m bench.causal_lms.prologue [--rounds N] [--readme]
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ from hetpipe.planning import registry
 
 README = Path(__file__).parent / "README.md"
 SIZES: dict[str, Any] = {
-    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
-    "head_dim": 64, "vocab_size": 512, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 512,
+    "max_position_embeddings": 8192,
+}
 TYPES = ("qwen3", "gemma3_text")  # all layers alike; windows in all but some
 LENGTHS = (2048, 8192)
 GIVEN = {"nothing": (), "a mask of padding": ("attention_mask",), "positions of packed samples": ("position_ids",)}
@@ -74,8 +80,17 @@ def rows_of(kind: str, rounds: int) -> list[list[str]]:
                     call = skeleton.calls(hidden, given)[block.number]
                 layer = seconds(partial(call.on, block.layer, hidden), max(1, rounds // 3))
                 spread = f"{once[0] * 1e3:.1f} – {once[-1] * 1e3:.1f}"
-                rows.append([f"`{kind}`", what, f"{tokens:,}", f"{median(once) * 1e3:.1f}", spread,
-                             f"{median(layer) * 1e3:,.0f}", f"{median(once) / median(layer):.1%}"])  # fmt: skip
+                rows.append(
+                    [
+                        f"`{kind}`",
+                        what,
+                        f"{tokens:,}",
+                        f"{median(once) * 1e3:.1f}",
+                        spread,
+                        f"{median(layer) * 1e3:,.0f}",
+                        f"{median(once) / median(layer):.1%}",
+                    ]
+                )
                 console.print(*rows[-1], markup=False)
     return rows
 
@@ -89,8 +104,15 @@ def bench(
     where = environment()
     with one_thread(torch.device("cpu")):
         rows = [row for kind in TYPES for row in rows_of(kind, rounds)]
-    header = ["type", "beside tokens", "tokens", "once a stage and micro-batch, ms (median)", "of all rounds",
-              "forward of a layer, ms", "share"]  # fmt: skip
+    header = [
+        "type",
+        "beside tokens",
+        "tokens",
+        "once a stage and micro-batch, ms (median)",
+        "of all rounds",
+        "forward of a layer, ms",
+        "share",
+    ]
     text = markdown(header, rows, words=2)
     console.print(text, markup=False, soft_wrap=True)
     if readme:

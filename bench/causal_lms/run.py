@@ -1,6 +1,6 @@
 """Each type of causal language model that the installed transformers has: is a chain of it transformers' own, bit for bit?
 
-    python -m bench.causal_lms.run [--only llama,gpt2] [-o types.json] [--readme]
+python -m bench.causal_lms.run [--only llama,gpt2] [-o types.json] [--readme]
 """
 
 from __future__ import annotations

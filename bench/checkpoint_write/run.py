@@ -1,6 +1,6 @@
 """A checkpoint written and loaded, before and now: seconds, and memory beside the state itself.
 
-    python -m bench.checkpoint_write.run [--rounds N] [--readme]
+python -m bench.checkpoint_write.run [--rounds N] [--readme]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Do plans train what one device trains? The loss curves of three jobs, each on one device and by three plans.
 
-    python -m bench.convergence.run [--only gpt,bert] [--steps N] [-o curves.json] [--readme]
+python -m bench.convergence.run [--only gpt,bert] [--steps N] [-o curves.json] [--readme]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ JOBS = {  # of configs/jobs, and what is changed: random dropout differs between
     "gpt": ("first", ["checkpoint=null"]),
     "alexnet": ("alexnet-cifar10", ["model.args.dropout=0.0", "train.dtype=float64"]),
     "bert": ("bert-text", ["model.args.hidden_dropout_prob=0", "model.args.attention_probs_dropout_prob=0", "checkpoint=null"]),
-}  # fmt: skip
+}
 WAYS = {"even pipeline": "even", "batches by speed": "uneven-data-parallel", "hetpipe's plan": "auto"}
 ONE = "one device"
 README = Path(__file__).parent / "README.md"

@@ -48,14 +48,10 @@ def _train(job: Job, plan: Plan, profile: Profile) -> TrainResult | None:
 
 def _aside(job: Job, name: str, steps: int) -> Job:
     log = job.log.model_copy(update={"folder": f"{job.log.folder}/{name}"}) if job.log is not None else None
-    return job.model_copy(
-        update={"log": log, "train": job.train.model_copy(update={"steps": steps, "epochs": None})}
-    )
+    return job.model_copy(update={"log": log, "train": job.train.model_copy(update={"steps": steps, "epochs": None})})
 
 
-def _one_way(
-    name: str, job: Job, profile: Profile, cluster: Cluster, steps: int
-) -> tuple[dict[str, Any], TrainResult | None]:
+def _one_way(name: str, job: Job, profile: Profile, cluster: Cluster, steps: int) -> tuple[dict[str, Any], TrainResult | None]:
     """Plan and train one way; a way that does not fit says so, with the planner's reason."""
     try:
         plan = make_plan(profile, cluster, job.train.global_batch, partitioner=name)
@@ -80,14 +76,7 @@ def _one_way(
 
 def _table(rows: dict[str, dict[str, Any]]) -> Table:
     table = Table(title="one job, three ways to split it")
-    for name in (
-        "way",
-        "samples/s",
-        "measured step",
-        "predicted step",
-        "measured − predicted",
-        "speed-up of the plan",
-    ):
+    for name in ("way", "samples/s", "measured step", "predicted step", "measured − predicted", "speed-up of the plan"):
         table.add_column(name, justify="left" if name == "way" else "right")
     best = rows["the plan"]["samples_per_second"]
     for name, row in rows.items():
@@ -106,9 +95,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> Table:
 
 
 def _compare_losses(plan: TrainResult, reference: Truth) -> dict[str, float]:
-    differences = [
-        abs(a - b) / max(abs(b), 1e-12) for a, b in zip(plan.losses, reference.losses, strict=True)
-    ]
+    differences = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(plan.losses, reference.losses, strict=True)]
     return {
         "first_loss": plan.losses[0],
         "last_loss": plan.losses[-1],
@@ -118,9 +105,7 @@ def _compare_losses(plan: TrainResult, reference: Truth) -> dict[str, float]:
 
 
 def run(
-    job_file: Annotated[str, typer.Argument()] = "configs/jobs/demo.yaml",
-    steps: int | None = None,
-    even_steps: int = 6,
+    job_file: Annotated[str, typer.Argument()] = "configs/jobs/demo.yaml", steps: int | None = None, even_steps: int = 6
 ) -> None:
     """Compare equal data parallel, an even pipeline and the plan on the job's cluster."""
     job = Job.read(job_file, [f"train.steps={steps}"] if steps is not None else [])
@@ -137,12 +122,7 @@ def run(
     for name, label in WAYS.items():
         rows[label], results[label] = _one_way(name, job, profile, cluster, even_steps)
     best = results["the plan"]
-    assert (
-        best is not None
-        and best.plan is not None
-        and best.plan.predicted is not None
-        and best.measured is not None
-    )
+    assert best is not None and best.plan is not None and best.plan.predicted is not None and best.measured is not None
     console.rule("3. the same job on one plain device, the whole batch at once")
     losses = _compare_losses(best, train_reference(job))
     fluid = fluid_bound(Problem.create(cluster=cluster, profile=profile, global_batch=job.train.global_batch))
@@ -163,18 +143,20 @@ def run(
         "proof": best.plan.predicted.proof,
         "losses": losses,
         "overrun_fraction": rows["the plan"]["overrun_fraction"],
-        "machine": {
-            "cores": os.cpu_count(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-        },
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
     }
     write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     with Activity("drawing") as activity:
         study = make_study(
-            best.plan, profile=profile, cluster=cluster, measured=best.measured,
-            rules=rule_names(), changes=True, cuts=True, progress=activity.say,
-        )  # fmt: skip
+            best.plan,
+            profile=profile,
+            cluster=cluster,
+            measured=best.measured,
+            rules=rule_names(),
+            changes=True,
+            cuts=True,
+            progress=activity.say,
+        )
         for picture in ("plan.svg", "report.html"):
             draw_plan(study, folder / picture)
     console.print(text_gantt(best.measured))
@@ -183,9 +165,7 @@ def run(
         if "reason" in row:
             console.print(f"{label}: {row['reason']}", markup=False)
     console.print(_table(rows))
-    console.print(
-        f"speed-up over the best equal split that fits ({summary['best_equal_split']}): {summary['speedup']:.2f}×"
-    )
+    console.print(f"speed-up over the best equal split that fits ({summary['best_equal_split']}): {summary['speedup']:.2f}×")
     console.print(
         f"efficiency against the fluid bound ({human_seconds(fluid)} a step, which no plan can beat): {summary['efficiency']:.0%}"
     )
@@ -194,9 +174,7 @@ def run(
         f"greatest relative difference from one device: {losses['greatest_relative_difference']:.1e}"
     )
     if summary["overrun_fraction"] > 0.01:
-        console.print(
-            "the emulated devices overran: this machine was too busy, timings are not valid", style="bold red"
-        )
+        console.print("the emulated devices overran: this machine was too busy, timings are not valid", style="bold red")
     console.print(f"pictures, trace (open in ui.perfetto.dev), metrics and summary: {folder}")
 
 

@@ -23,12 +23,17 @@ def cluster_of(a100_node: int) -> Cluster:
             "format": "hetpipe.cluster/1",
             "device_types": {kind: {"memory": f"{gb} GB"} for kind, gb in MEMORY_GB.items()},
             "nodes": [
-                {"name": f"n{i}", "devices": {kind: DEVICES_PER_NODE}, "link": {"bandwidth": BITS_PER_SECOND[kind] / 8},
-                 "adapter": {"bandwidth": "40 Gbit/s"}}
+                {
+                    "name": f"n{i}",
+                    "devices": {kind: DEVICES_PER_NODE},
+                    "link": {"bandwidth": BITS_PER_SECOND[kind] / 8},
+                    "adapter": {"bandwidth": "40 Gbit/s"},
+                }
                 for i, kind in enumerate(types)
             ],
-        }, "FASOP's cluster",
-    )  # fmt: skip
+        },
+        "FASOP's cluster",
+    )
 
 
 def plan_of(model: Model, searched: Searched) -> Plan:
@@ -43,9 +48,7 @@ def plan_of(model: Model, searched: Searched) -> Plan:
     replicas = tuple(
         ReplicaPlan(
             microbatch_sizes=sizes,
-            stages=tuple(
-                StagePlan(layers=(ends[s], ends[s + 1]), devices=(device(s, r),)) for s in range(len(searched.layers))
-            ),
+            stages=tuple(StagePlan(layers=(ends[s], ends[s + 1]), devices=(device(s, r),)) for s in range(len(searched.layers))),
         )
         for r in range(R)
     )

@@ -20,13 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.fasop.published import (
-    BETWEEN_BITS_PER_SECOND,
-    BITS_PER_SECOND,
-    DEVICES_PER_NODE,
-    NUMBER_BITS,
-    Model,
-)
+from bench.fasop.published import BETWEEN_BITS_PER_SECOND, BITS_PER_SECOND, DEVICES_PER_NODE, NUMBER_BITS, Model
 from hetpipe.exchange.importers.fasop_factors import factor, layer_kinds
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan

@@ -39,9 +39,13 @@ class Row(NamedTuple):
 def profile_of(model: Model, times: Times) -> Profile:
     """As `hetpipe import fasop` reads it."""
     options = ImportOptions(
-        model=model.name, hidden_size=model.hidden, sequence_length=model.sequence, attention_heads=model.heads,
-        vocabulary=model.vocabulary, number_bytes=NUMBER_BITS // 8,
-    )  # fmt: skip
+        model=model.name,
+        hidden_size=model.hidden,
+        sequence_length=model.sequence,
+        attention_heads=model.heads,
+        vocabulary=model.vocabulary,
+        number_bytes=NUMBER_BITS // 8,
+    )
     with tempfile.TemporaryDirectory() as folder:
         for kind, row in times.items():
             np.save(Path(folder) / f"{model.name}_{kind}_1.npy", np.array(row))

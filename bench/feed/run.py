@@ -1,6 +1,6 @@
 """Does a step wait for its samples? See README.md beside this file.
 
-    python -m bench.feed.run [--steps N]
+python -m bench.feed.run [--steps N]
 """
 
 from __future__ import annotations
@@ -64,19 +64,29 @@ def load(seconds: float) -> hetpipe.DataSplits:
 
 def job_of(cluster: Path, seconds: float, workers: int, steps: int) -> Job:
     """One device, and so many workers."""
-    return Job.parse({
-        "format": "hetpipe.job/1",
-        "model": {"target": "bench.feed.run:build", "coupled_layers": "per_microbatch"},  # so that layers are not tried
-        "data": {"target": "bench.feed.run:load", "args": {"seconds": seconds}, "workers": workers},
-        "cluster": str(cluster),
-        "train": {"global_batch": BATCH, "steps": steps},
-    }, "the bench")  # fmt: skip
+    return Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "model": {"target": "bench.feed.run:build", "coupled_layers": "per_microbatch"},  # so that layers are not tried
+            "data": {"target": "bench.feed.run:load", "args": {"seconds": seconds}, "workers": workers},
+            "cluster": str(cluster),
+            "train": {"global_batch": BATCH, "steps": steps},
+        },
+        "the bench",
+    )
 
 
-CLUSTER = {"format": "hetpipe.cluster/1", "device_types": {"cpu": {"memory": "1 GiB"}},
-           "nodes": [{"name": "n0", "devices": {"cpu": 1}}]}  # fmt: skip
-PLAN = {"format": "hetpipe.plan/1", "model": "feed", "global_batch": BATCH,
-        "replicas": [{"microbatch_sizes": [BATCH], "stages": [{"layers": [0, 2], "devices": ["n0/0"]}]}]}  # fmt: skip
+CLUSTER = {
+    "format": "hetpipe.cluster/1",
+    "device_types": {"cpu": {"memory": "1 GiB"}},
+    "nodes": [{"name": "n0", "devices": {"cpu": 1}}],
+}
+PLAN = {
+    "format": "hetpipe.plan/1",
+    "model": "feed",
+    "global_batch": BATCH,
+    "replicas": [{"microbatch_sizes": [BATCH], "stages": [{"layers": [0, 2], "devices": ["n0/0"]}]}],
+}
 
 
 def seconds_of(job: Job) -> list[float]:
@@ -100,8 +110,14 @@ def main(steps: Annotated[int, typer.Option(help="Of each run.")] = 30) -> None:
                 for own, new in zip(found.values(), pair, strict=True):
                     own += new
                 ratios.append(median(pair[0]) / median(pair[1]))
-            rows.append([f"{seconds * 1e3:.0f} ms", *(_cell(own) for own in found.values()),
-                         f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"])  # fmt: skip
+            rows.append(
+                [
+                    f"{seconds * 1e3:.0f} ms",
+                    *(_cell(own) for own in found.values()),
+                    f"{median(ratios):.2f}",
+                    f"{min(ratios):.2f} to {max(ratios):.2f}",
+                ]
+            )
     names = ["a sample takes", "the rank reads them, s", f"{WORKERS} workers, s", "ratio", "of three runs each"]
     print(markdown(names, rows, words=1))
 

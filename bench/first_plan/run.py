@@ -1,6 +1,6 @@
 """How long does the first plan of an installation take, before and now, with nothing compiled yet and with all compiled?
 
-    python -m bench.first_plan.run [--rounds N] [--devices 1,2,4,8,16] [--readme]
+python -m bench.first_plan.run [--rounds N] [--devices 1,2,4,8,16] [--readme]
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def rows_of(devices: str, folders: dict[str, Path], rounds: int) -> list[list[st
         raise RuntimeError(f"the plans for {devices} devices differ: steps of {sorted(steps)} s")
     return [
         [devices, kept, name, *(in_words([each[kept][part] for each in runs], ".1f") for part in (*PARTS, "processor seconds"))]
-        for kept in (EMPTY, FILLED) for name, runs in found.items()
-    ]  # fmt: skip
+        for kept in (EMPTY, FILLED)
+        for name, runs in found.items()
+    ]
 
 
 def run(

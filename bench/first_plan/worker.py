@@ -57,10 +57,17 @@ def main(devices: int) -> None:
     plan = make_plan(Profile.load(PROFILE), cluster(devices), EACH * devices)
     done = so_far()
     assert plan.predicted is not None
-    print(json.dumps({
-        "rules: wall": known[0][0], "rules: processor": known[0][1], "plan: wall": done[0], "plan: processor": done[1],
-        "step": plan.predicted.step_seconds,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "rules: wall": known[0][0],
+                "rules: processor": known[0][1],
+                "plan: wall": done[0],
+                "plan: processor": done[1],
+                "step": plan.predicted.step_seconds,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -90,18 +90,24 @@ def numbers() -> DataSplits:
 def job_of(way: str, folder: Path, slowdowns: list[float], steps: int) -> Job:
     """The job, and its cluster file in the folder."""
     cluster = {
-        "format": "hetpipe.cluster/1", "link": {"bandwidth": "1 GB/s", "latency": "100 us"},
+        "format": "hetpipe.cluster/1",
+        "link": {"bandwidth": "1 GB/s", "latency": "100 us"},
         "device_types": {f"t{i}": {"memory": "4 GiB", "emulate": {"slowdown": x}} for i, x in enumerate(slowdowns)},
         "nodes": [{"name": f"n{i}", "devices": {f"t{i}": 1}} for i in range(len(slowdowns))],
-    }  # fmt: skip
+    }
     (folder / "cluster.json").write_text(json.dumps(cluster))
-    return Job.parse({
-        "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"),
-        "model": {"target": "bench.frozen_stage.run:chain", "args": {"way": way}},
-        "data": {"target": "bench.frozen_stage.run:numbers"}, "loss": {"name": "mse"},
-        "profiler": {"microbatch_sizes": [1, 2], "repeats": 5, "cache": str(folder / "cache")},
-        "train": {"global_batch": BATCH, "steps": steps, "evaluate_samples": 0, "optimizer": {"name": "AdamW", "lr": 1e-4}},
-    }, way)  # fmt: skip
+    return Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "cluster": str(folder / "cluster.json"),
+            "model": {"target": "bench.frozen_stage.run:chain", "args": {"way": way}},
+            "data": {"target": "bench.frozen_stage.run:numbers"},
+            "loss": {"name": "mse"},
+            "profiler": {"microbatch_sizes": [1, 2], "repeats": 5, "cache": str(folder / "cache")},
+            "train": {"global_batch": BATCH, "steps": steps, "evaluate_samples": 0, "optimizer": {"name": "AdamW", "lr": 1e-4}},
+        },
+        way,
+    )
 
 
 class Ran(NamedTuple):
@@ -164,10 +170,28 @@ def table(found: dict[str, dict[str, Ran]]) -> str:
         for name, ran in ways.items():
             off = f"{ran.predicted / ran.seconds - 1:+.1%}"
             cut, back = " + ".join(map(str, ran.cut)), f"{ran.back / 2**10:,.0f} KiB"
-            rows.append([devices, WAYS[name], cut, back, f"{ran.predicted:.3f}", f"{ran.seconds:.3f}", off,
-                         f"{ways['naive'].seconds / ran.seconds:.2f}"])  # fmt: skip
-    header = ["devices", "what trains", "layers", "back to stage 0, a step", "predicted, s", "measured, s", "predicted is off",
-              "times as fast as the first"]  # fmt: skip
+            rows.append(
+                [
+                    devices,
+                    WAYS[name],
+                    cut,
+                    back,
+                    f"{ran.predicted:.3f}",
+                    f"{ran.seconds:.3f}",
+                    off,
+                    f"{ways['naive'].seconds / ran.seconds:.2f}",
+                ]
+            )
+    header = [
+        "devices",
+        "what trains",
+        "layers",
+        "back to stage 0, a step",
+        "predicted, s",
+        "measured, s",
+        "predicted is off",
+        "times as fast as the first",
+    ]
     return markdown(header, rows)
 
 

@@ -1,6 +1,6 @@
 """Cross-entropy over a large vocabulary, with and without all of its logits: memory and seconds.
 
-    python -m bench.fused_loss.run [--rounds N] [--readme]
+python -m bench.fused_loss.run [--rounds N] [--readme]
 """
 
 from __future__ import annotations
@@ -109,8 +109,16 @@ def bench(
             command = [sys.executable, "-m", "bench.fused_loss.run", "--rounds", str(rounds), "--one", f"{way},{width},{kind}"]
             found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
             seconds = sorted(found["seconds"])
-            rows.append([f"{width:,}", kind, WAYS[way][0], f"{found['bytes'] / 2**20:,.0f}", f"{median(seconds):.1f}",
-                         f"{seconds[0]:.1f} – {seconds[-1]:.1f}"])  # fmt: skip
+            rows.append(
+                [
+                    f"{width:,}",
+                    kind,
+                    WAYS[way][0],
+                    f"{found['bytes'] / 2**20:,.0f}",
+                    f"{median(seconds):.1f}",
+                    f"{seconds[0]:.1f} – {seconds[-1]:.1f}",
+                ]
+            )
             activity.advance(f"{WAYS[way][0]}, width {width}, weight {kind}")
     text = markdown(["width", "weight is", "loss", "MiB more at most", "seconds (median)", "of all rounds"], rows, words=3)
     console.print(text, markup=False, soft_wrap=True)

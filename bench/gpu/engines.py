@@ -48,9 +48,13 @@ def cluster_of(kind: str, memory_bytes: int = 0) -> Cluster:
 
 @contextmanager
 def opened(
-    subject: Subject, *, stages: int = 1, backend: Backend = "torch", dtype: torch.dtype = torch.float32,
+    subject: Subject,
+    *,
+    stages: int = 1,
+    backend: Backend = "torch",
+    dtype: torch.dtype = torch.float32,
     types: NumberTypes = AS_BUILT,
-) -> Iterator[PlanEngine]:  # fmt: skip
+) -> Iterator[PlanEngine]:
     """The engine of a plan whose stages all lie on the one device, which trains in these `types`; what it takes is given back at
     the end."""
     plan, model = subject.plan(stages, backend), subject.model(dtype)
@@ -78,9 +82,7 @@ class PlainLoop:
     """The same micro-batches one after the other on one device, without any engine. Losses are scaled by the `scaler`, if there
     is one."""
 
-    def __init__(
-        self, subject: Subject, dtype: torch.dtype = torch.float32, scaler: torch.amp.GradScaler | None = None
-    ) -> None:
+    def __init__(self, subject: Subject, dtype: torch.dtype = torch.float32, scaler: torch.amp.GradScaler | None = None) -> None:
         self._scaler = scaler
         self.layers = subject.layers(dtype).to(subject.device)
         self._loss, self._sizes, self._device = Loss(function=cross_entropy), subject.sizes, subject.device

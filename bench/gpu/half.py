@@ -57,20 +57,33 @@ def _beside_autocast(precision: Precision, subject: Subject, say: Say) -> Rows:
         seconds = step_seconds(subject, engine.step, engine.stage)
     alone = step_seconds(subject, plain, loop.layers, loop.update)
     return [
-        _compared("loss", apart, LOSSES, finite), _compared("gradients", off, ROUNDED_GRADIENTS, finite),
+        _compared("loss", apart, LOSSES, finite),
+        _compared("gradients", off, ROUNDED_GRADIENTS, finite),
         {"what": f"a step in {precision}", "step_seconds": seconds, "plain_loop_seconds": alone, "ratio": seconds / alone},
-    ]  # fmt: skip
+    ]
 
 
 def _compared(what: str, apart: float, allowed: float, finite: bool) -> Row:
-    return {"what": f"{what}, beside a plain loop's under autocast", "relative_difference": apart, "allowed": allowed,
-            "ok": finite and apart <= allowed}  # fmt: skip
+    return {
+        "what": f"{what}, beside a plain loop's under autocast",
+        "relative_difference": apart,
+        "allowed": allowed,
+        "ok": finite and apart <= allowed,
+    }
 
 
 def _predicted(precision: Precision, subject: Subject, say: Say) -> Rows:
     name, sizes = default_type_name(subject.device), sorted({1, max(1, subject.microbatch // 2), subject.microbatch})
-    found = measure_device(subject.model(), name, subject.device, sizes, torch.optim.AdamW, repeats=subject.repeats,
-                           advance=lambda text: say(f"measuring {text}"), precision=precision)  # fmt: skip
+    found = measure_device(
+        subject.model(),
+        name,
+        subject.device,
+        sizes,
+        torch.optim.AdamW,
+        repeats=subject.repeats,
+        advance=lambda text: say(f"measuring {text}"),
+        precision=precision,
+    )
     profile = assemble(subject.model(), [found.measurement], found.state_bytes_per_parameter_byte, device=subject.device)
     say("measured steps")
     rows = beside(subject, profile, {name: precision}, NumberTypes.at(precision))

@@ -81,8 +81,14 @@ def allocated_bytes(subject: Subject, allocator: Allocator) -> Rows:
             outputs = _passed_on(layer, tensors, loss)  # the first time, libraries take their workspaces
             kept = _kept(layer, tensors, loss, allocator)
             forward, backward = _peaks(layer, tensors, loss, allocator)
-        rows.append({"allocated_parameter_bytes": parameters, "kept_bytes": kept, "forward_peak_bytes": forward,
-                     "backward_peak_bytes": backward})  # fmt: skip
+        rows.append(
+            {
+                "allocated_parameter_bytes": parameters,
+                "kept_bytes": kept,
+                "forward_peak_bytes": forward,
+                "backward_peak_bytes": backward,
+            }
+        )
         tensors = outputs
     return rows
 

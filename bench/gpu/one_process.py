@@ -38,9 +38,14 @@ def one_process(backend: Backend, subject: Subject, say: Say) -> Rows:
         found_loss = engine.step(*subject.batch())
         found = gradients(engine.stage)
     difference = largest_difference(found, truth)
-    compared = {"what": "gradients in float64", "largest_gradient": largest(truth), "largest_difference": difference,
-                "loss_difference": abs(found_loss - loss), "allowed": TOLERANCE,
-                "ok": difference <= TOLERANCE and abs(found_loss - loss) <= TOLERANCE}  # fmt: skip
+    compared = {
+        "what": "gradients in float64",
+        "largest_gradient": largest(truth),
+        "largest_difference": difference,
+        "loss_difference": abs(found_loss - loss),
+        "allowed": TOLERANCE,
+        "ok": difference <= TOLERANCE and abs(found_loss - loss) <= TOLERANCE,
+    }
     del found, truth
     free(subject.device)
     say("steps in float32")
@@ -48,5 +53,7 @@ def one_process(backend: Backend, subject: Subject, say: Say) -> Rows:
         seconds = step_seconds(subject, engine.step, engine.stage)
     loop = PlainLoop(subject)
     alone = step_seconds(subject, loop.step, loop.layers)
-    return [compared, {"what": "a step in float32", "step_seconds": seconds, "plain_loop_seconds": alone,
-                       "ratio": seconds / alone}]  # fmt: skip
+    return [
+        compared,
+        {"what": "a step in float32", "step_seconds": seconds, "plain_loop_seconds": alone, "ratio": seconds / alone},
+    ]

@@ -42,9 +42,16 @@ def one_stage(subject: Subject, say: Say) -> Rows:
     with opened(subject, dtype=torch.float64) as engine:
         found_loss = engine.step(*subject.batch())
         difference = largest_difference(gradients(engine.stage), truth)
-    rows.append({"what": "gradients in float64", "largest_gradient": largest(truth), "largest_difference": difference,
-                 "loss_difference": abs(found_loss - loss), "allowed": TOLERANCE,
-                 "ok": difference <= TOLERANCE and abs(found_loss - loss) <= TOLERANCE})  # fmt: skip
+    rows.append(
+        {
+            "what": "gradients in float64",
+            "largest_gradient": largest(truth),
+            "largest_difference": difference,
+            "loss_difference": abs(found_loss - loss),
+            "allowed": TOLERANCE,
+            "ok": difference <= TOLERANCE and abs(found_loss - loss) <= TOLERANCE,
+        }
+    )
     del truth
     free(subject.device)
     say("steps in float32")
@@ -100,11 +107,15 @@ def autocast(subject: Subject, say: Say) -> Rows:
     return [
         _beside("loss, beside a plain loop's under autocast", loss, rounded, LOSSES),
         _beside("loss, beside a plain loop's in float32", loss, exact, ROUNDED_LOSS),
-        {"what": "gradients, beside a plain loop's under autocast", "relative_difference": apart, "allowed": ROUNDED_GRADIENTS,
-         "ok": apart <= ROUNDED_GRADIENTS},
+        {
+            "what": "gradients, beside a plain loop's under autocast",
+            "relative_difference": apart,
+            "allowed": ROUNDED_GRADIENTS,
+            "ok": apart <= ROUNDED_GRADIENTS,
+        },
         types,
         {"what": "a step", "step_seconds": seconds, "plain_loop_seconds": alone, "ratio": seconds / alone},
-    ]  # fmt: skip
+    ]
 
 
 def _beside(what: str, loss: float, other: float, allowed: float) -> Row:

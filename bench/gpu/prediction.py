@@ -23,8 +23,9 @@ def prediction(subject: Subject, say: Say) -> Rows:
     return [*beside(subject, profile), spread]
 
 
-def beside(subject: Subject, profile: Profile, precision: Mapping[str, Precision] | None = None,
-           types: NumberTypes = AS_BUILT) -> Rows:  # fmt: skip
+def beside(
+    subject: Subject, profile: Profile, precision: Mapping[str, Precision] | None = None, types: NumberTypes = AS_BUILT
+) -> Rows:
     """What is predicted of a step and of its memory from a profile of one device type, and what is measured of the engine."""
     device, plan = subject.device, subject.plan().model_copy(update={"precision": precision})
     on_card = device.type == "cuda"
@@ -38,10 +39,14 @@ def beside(subject: Subject, profile: Profile, precision: Mapping[str, Precision
         if on_card:
             peak = torch.cuda.max_memory_allocated(device) - before
     return [
-        {"what": "a step", "predicted_seconds": predicted.step_seconds, "measured_seconds": seconds,
-         "error": predicted.step_seconds / seconds - 1},
+        {
+            "what": "a step",
+            "predicted_seconds": predicted.step_seconds,
+            "measured_seconds": seconds,
+            "error": predicted.step_seconds / seconds - 1,
+        },
         _memory(predicted.peak_bytes["n0/0"], peak),
-    ]  # fmt: skip
+    ]
 
 
 def _memory(predicted: int, peak: int | None) -> Row:

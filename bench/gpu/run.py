@@ -50,8 +50,17 @@ def run_parts(
             began = time.monotonic()
             limit = subject.tests_seconds + MARGIN_SECONDS if part.call is suite else limit_seconds
             outcome = worker.run(part.call, subject, limit_seconds=limit, say=partial(_say, activity, part))
-            sections.append(Section(number=part.number, title=part.title, about=part.about, rows=outcome.rows,
-                                    seconds=time.monotonic() - began, error=outcome.error, trace=outcome.trace))  # fmt: skip
+            sections.append(
+                Section(
+                    number=part.number,
+                    title=part.title,
+                    about=part.about,
+                    rows=outcome.rows,
+                    seconds=time.monotonic() - began,
+                    error=outcome.error,
+                    trace=outcome.trace,
+                )
+            )
             activity.advance(part.title)
             done(sections)
     return sections
@@ -100,10 +109,16 @@ def bench(
         raise InputError("no CUDA card is found; --device cpu makes a dry run of the same parts on the CPU")
     with tempfile.TemporaryDirectory(prefix="hetpipe-gpu-") as folder:
         subject = Subject(
-            device_type=device, arguments={"size": size or DEVICES[device]}, microbatch=microbatch, microbatches=microbatches,
-            steps=steps, repeats=repeats, folder=folder, tests=tuple(tests_arguments.split()) if tests else None,
+            device_type=device,
+            arguments={"size": size or DEVICES[device]},
+            microbatch=microbatch,
+            microbatches=microbatches,
+            steps=steps,
+            repeats=repeats,
+            folder=folder,
+            tests=tuple(tests_arguments.split()) if tests else None,
             tests_seconds=tests_seconds if tests else 0.0,
-        )  # fmt: skip
+        )
         title = title_of(subject)
 
         def write(so_far: list[Section]) -> None:

@@ -20,11 +20,16 @@ def two_processes(subject: Subject, say: Say) -> Rows:
     found = "one each" if apart else "one for both"
     wanted = "one each, since NCCL keeps to one order in a group" if needed else "one for both: gloo tells them apart"
     rows: Rows = [
-        {"what": "two stages in two processes on one card",
-         "found": "not run: NCCL refuses two ranks on one device, so each stage of the back end torch needs a card of its own"},
-        {"what": "process groups for activations and for gradients", "found": f"{found} (wanted: {wanted})",
-         "ok": apart == needed},
-    ]  # fmt: skip
+        {
+            "what": "two stages in two processes on one card",
+            "found": "not run: NCCL refuses two ranks on one device, so each stage of the back end torch needs a card of its own",
+        },
+        {
+            "what": "process groups for activations and for gradients",
+            "found": f"{found} (wanted: {wanted})",
+            "ok": apart == needed,
+        },
+    ]
     if subject.device_type == "cuda" and (count := torch.cuda.device_count()) > 1:
         rows.append({"what": "this machine", "found": f"{count} cards are visible; `hetpipe train` without a cluster uses all"})
     return rows

@@ -1,7 +1,7 @@
 """Does training with a precision for each device converge as in fp32? One plan of unequal replicas, in several precisions.
 
-    python -m bench.half.curves [--only gpt,bert] [--steps N] [--seeds 0,1,2] [-o curves.json] [--resume]
-                                 [--readme]
+python -m bench.half.curves [--only gpt,bert] [--steps N] [--seeds 0,1,2] [-o curves.json] [--resume]
+                             [--readme]
 """
 
 from __future__ import annotations
@@ -45,19 +45,39 @@ MODELS: dict[str, dict[str, Any]] = {  # `cut`: where the second stage begins; `
         "model": {"name": "gpt", "args": {"size": "tiny", "context": 64}},
         "data": {"name": "text", "args": {"context": 64}},
         "train": {"optimizer": {"name": "AdamW", "lr": 1e-3}, "clip_norm": 1.0},
-        "cut": 6, "layers": 10, "pipeline": [4, 4, 4], "alone": [2, 2],
+        "cut": 6,
+        "layers": 10,
+        "pipeline": [4, 4, 4],
+        "alone": [2, 2],
     },
     "bert": {
-        "model": {"name": "bert", "args": {
-            "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,
-            "initializer_range": 0.08, "vocab_size": 2000, "max_position_embeddings": 32, "num_labels": 8,
-            "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}},
+        "model": {
+            "name": "bert",
+            "args": {
+                "hidden_size": 64,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "intermediate_size": 128,
+                "initializer_range": 0.08,
+                "vocab_size": 2000,
+                "max_position_embeddings": 32,
+                "num_labels": 8,
+                "hidden_dropout_prob": 0,
+                "attention_probs_dropout_prob": 0,
+            },
+        },
         "data": {"name": "source_packages", "args": {"length": 32, "vocabulary": 2000, "samples": 400}},
-        "train": {"optimizer": {"name": "AdamW", "lr": 2e-3}, "scheduler": {"name": "LinearLR", "warmup_steps": 10},
-                  "clip_norm": 1.0},
-        "cut": 4, "layers": 6, "pipeline": [12, 12, 12], "alone": [6, 6],
+        "train": {
+            "optimizer": {"name": "AdamW", "lr": 2e-3},
+            "scheduler": {"name": "LinearLR", "warmup_steps": 10},
+            "clip_norm": 1.0,
+        },
+        "cut": 4,
+        "layers": 6,
+        "pipeline": [12, 12, 12],
+        "alone": [6, 6],
     },
-}  # fmt: skip
+}
 Losses = dict[str, dict[str, dict[str, list[float]]]]  # of each model, way and seed, one a step
 console = Console(width=160)
 
@@ -83,16 +103,27 @@ def plan_of(model: str, way: str) -> Plan:
         {"microbatch_sizes": sizes, "stages": [{"layers": layers, "devices": [f"n0/{next(numbers)}"]} for layers in stages]}
         for sizes, stages in zip((given["pipeline"], given["alone"]), ranges, strict=True)
     ]
-    document = {"format": "hetpipe.plan/1", "model": model, "global_batch": sum(given["pipeline"] + given["alone"]),
-                "schedule": "1f1b", "replicas": replicas, "precision": dict(zip(TYPES, WAYS[way], strict=True))}  # fmt: skip
+    document = {
+        "format": "hetpipe.plan/1",
+        "model": model,
+        "global_batch": sum(given["pipeline"] + given["alone"]),
+        "schedule": "1f1b",
+        "replicas": replicas,
+        "precision": dict(zip(TYPES, WAYS[way], strict=True)),
+    }
     return Plan.parse(document, f"{model}, {way}")
 
 
 def job_of(model: str, seed: int, steps: int, cluster: str) -> Job:
     """The job of one seed, which decides the first values of parameters and the order of the samples."""
     given = MODELS[model]
-    train = {**given["train"], "global_batch": sum(given["pipeline"] + given["alone"]), "steps": steps, "seed": seed,
-             "evaluate_samples": 0}  # fmt: skip
+    train = {
+        **given["train"],
+        "global_batch": sum(given["pipeline"] + given["alone"]),
+        "steps": steps,
+        "seed": seed,
+        "evaluate_samples": 0,
+    }
     document = {"format": "hetpipe.job/1", "cluster": cluster, "model": given["model"], "data": given["data"], "train": train}
     return Job.parse(document, f"{model}, seed {seed}")
 
@@ -134,22 +165,39 @@ def summary(ways: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict
         finals = {seed: final(row) for seed, row in rows.items()}
         apart = fmean(finals.values()) - fmean(full.values())
         furthest = max((finals[seed] - full[seed] for seed in full), key=abs)
-        found[way] = {"finals": finals, "mean": fmean(finals.values()), "spread": max(finals.values()) - min(finals.values()),
-                      "apart": apart, "furthest": furthest, "within": max(abs(apart), abs(furthest)) <= spread}  # fmt: skip
+        found[way] = {
+            "finals": finals,
+            "mean": fmean(finals.values()),
+            "spread": max(finals.values()) - min(finals.values()),
+            "apart": apart,
+            "furthest": furthest,
+            "within": max(abs(apart), abs(furthest)) <= spread,
+        }
     return found
 
 
 def table(found: Losses) -> str:
     """A line of each model and way."""
     seeds = list(next(iter(found.values()))[FULL])
-    names = ["model", "precisions", *(f"seed {seed}" for seed in seeds), "mean", "spread of seeds", "mean less fp32's",
-             "furthest of a seed", "within fp32's spread"]  # fmt: skip
+    names = [
+        "model",
+        "precisions",
+        *(f"seed {seed}" for seed in seeds),
+        "mean",
+        "spread of seeds",
+        "mean less fp32's",
+        "furthest of a seed",
+        "within fp32's spread",
+    ]
     lines = []
     for model, ways in found.items():
         for way, row in summary(ways).items():
             numbers = [*row["finals"].values(), row["mean"], row["spread"]]
-            beside = ["", "", ""] if way == FULL else [f"{row['apart']:+.4f}", f"{row['furthest']:+.4f}",
-                                                       "yes" if row["within"] else "**no**"]  # fmt: skip
+            beside = (
+                ["", "", ""]
+                if way == FULL
+                else [f"{row['apart']:+.4f}", f"{row['furthest']:+.4f}", "yes" if row["within"] else "**no**"]
+            )
             lines.append([model, way, *(f"{x:.4f}" for x in numbers), *beside])
     return markdown(names, lines, words=2)
 
@@ -167,8 +215,12 @@ def draw(found: Losses, path: Path) -> None:
         above, below = panels[:, column]
         for number, (way, rows) in enumerate(ways.items()):
             for seed, row in rows.items():
-                style = {"color": f"C{number}", "linewidth": 3 - 0.6 * number, "alpha": 0.8,
-                         "label": way if seed == next(iter(rows)) else None}  # fmt: skip
+                style = {
+                    "color": f"C{number}",
+                    "linewidth": 3 - 0.6 * number,
+                    "alpha": 0.8,
+                    "label": way if seed == next(iter(rows)) else None,
+                }
                 truth, steps = smooth(ways[FULL][seed]), range(1, len(row) + 1)
                 above.plot(steps, smooth(row), **style)
                 if way != FULL:

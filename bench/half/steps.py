@@ -1,7 +1,7 @@
 """Is a step in a precision for each device predicted as it is measured? On emulated devices whose slowdowns differ by precision.
 
-    python -m bench.half.steps [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o steps.json] [--resume]
-                                [--readme]
+python -m bench.half.steps [--models gpt,bert] [--only TEXT] [--steps N] [--rounds N] [-o steps.json] [--resume]
+                            [--readme]
 """
 
 from __future__ import annotations
@@ -49,12 +49,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "data": {"name": "text", "args": {"context": 64, "limit_bytes": 400000}},
     },
     "bert": {
-        "model": {"name": "bert", "args": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
-                                           "intermediate_size": 512, "vocab_size": 2000, "max_position_embeddings": 64,
-                                           "num_labels": 8}},
+        "model": {
+            "name": "bert",
+            "args": {
+                "hidden_size": 128,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "intermediate_size": 512,
+                "vocab_size": 2000,
+                "max_position_embeddings": 64,
+                "num_labels": 8,
+            },
+        },
         "data": {"name": "source_packages", "args": {"length": 64, "vocabulary": 2000, "samples": 400}},
     },
-}  # fmt: skip
+}
 console = Console(width=200)
 
 
@@ -86,8 +95,10 @@ def slowdowns(cards: Sequence[str]) -> dict[str, dict[Precision, float]]:
 
 def cluster_document(mix: Mix, memory: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The cluster of emulated devices. `memory`: bytes of each card; by default ample."""
-    types = {card: {"memory": (memory or {}).get(card, AMPLE), "emulate": {"slowdown": slowdown}}
-             for card, slowdown in slowdowns(mix.cards).items()}  # fmt: skip
+    types = {
+        card: {"memory": (memory or {}).get(card, AMPLE), "emulate": {"slowdown": slowdown}}
+        for card, slowdown in slowdowns(mix.cards).items()
+    }
     nodes = [{"name": f"n{i}", "devices": node} for i, node in enumerate(mix.nodes)]
     return {"format": "hetpipe.cluster/1", "device_types": types, "nodes": nodes}
 
@@ -102,11 +113,18 @@ def job_of(model: str, mix: Mix, folder: Path, memory: Mapping[str, int] | None 
     """The job, and its cluster file in the folder."""
     Cluster.parse(cluster_document(mix, memory), mix.name).save(folder / "cluster.json")
     document = {
-        "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"), **MODELS[model],
+        "format": "hetpipe.job/1",
+        "cluster": str(folder / "cluster.json"),
+        **MODELS[model],
         "profiler": {"microbatch_sizes": [1, 2, 4], "repeats": 5, "cache": str(folder / "cache")},
-        "train": {"global_batch": BATCH, "steps": WARMUP_STEPS, "evaluate_samples": 0, "precision": "auto",
-                  "optimizer": {"name": "AdamW", "lr": 1e-4}},
-    }  # fmt: skip
+        "train": {
+            "global_batch": BATCH,
+            "steps": WARMUP_STEPS,
+            "evaluate_samples": 0,
+            "precision": "auto",
+            "optimizer": {"name": "AdamW", "lr": 1e-4},
+        },
+    }
     return Job.parse(document, f"{model} on {mix.name}")
 
 
@@ -142,19 +160,31 @@ def measured(model: str, mix: Mix, steps: int, rounds: int) -> dict[str, Any]:
         counts = dict.fromkeys(plans, WARMUP_STEPS + steps)
         runs = start_ranks(trained, (job, plans, counts, profile, rounds), cluster.devices, modules_of(job))
     ran = {choice: run for found in runs for choice, run in found.items()}
-    return {"model": model, "cluster": mix.name, "slowdowns": slowdowns(mix.cards), "gains": gains(profile),
-            "plans": {choice: row_of(plans[choice], ran[choice]) for choice in plans}}  # fmt: skip
+    return {
+        "model": model,
+        "cluster": mix.name,
+        "slowdowns": slowdowns(mix.cards),
+        "gains": gains(profile),
+        "plans": {choice: row_of(plans[choice], ran[choice]) for choice in plans},
+    }
 
 
 def row_of(plan: Plan, runs: Sequence[Ran]) -> dict[str, Any]:
     """What came out of one plan: quartiles of all its steps; of each device (measured, predicted) peak bytes."""
     low, middle, high = np.quantile([s for run in runs for s in run.seconds], [0.25, 0.5, 0.75]).tolist()
-    stages = [" → ".join(f"{stage.device}: {stage.layers[1] - stage.layers[0]}" for stage in replica.stages)
-              for replica in plan.replicas]  # fmt: skip
+    stages = [
+        " → ".join(f"{stage.device}: {stage.layers[1] - stage.layers[0]}" for stage in replica.stages)
+        for replica in plan.replicas
+    ]
     return {
-        "precision": plan.precision, "predicted_seconds": runs[0].predicted, "step_seconds": middle, "quartiles": [low, high],
-        "overrun_fraction": max(run.overrun for run in runs), "peaks": runs[-1].peaks, "layers": ", ".join(stages),
-    }  # fmt: skip
+        "precision": plan.precision,
+        "predicted_seconds": runs[0].predicted,
+        "step_seconds": middle,
+        "quartiles": [low, high],
+        "overrun_fraction": max(run.overrun for run in runs),
+        "peaks": runs[-1].peaks,
+        "layers": ", ".join(stages),
+    }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -165,15 +195,34 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             step, (low, high) = found["step_seconds"], found["quartiles"]
             off = [predicted / real - 1 for real, predicted in found["peaks"].values() if real]
             most = max(real for real, _ in found["peaks"].values())
-            lines.append([
-                row["model"], row["cluster"], choice, ", ".join(f"{k} {p}" for k, p in found["precision"].items()),
-                f"{found['predicted_seconds']:.3f}", f"{step:.3f} ({low:.3f} to {high:.3f})",
-                f"{found['predicted_seconds'] / step - 1:+.1%}", human_bytes(most),
-                f"{min(off):+.1%} to {max(off):+.1%}", f"{found['overrun_fraction']:.1%}",
-                f"{row['plans']['fp32']['step_seconds'] / step:.2f}" if "fp32" in row["plans"] else "–",
-            ])  # fmt: skip
-    names = ["model", "cluster", "precision", "which is", "predicted, s", "measured, s (quartiles)", "error of seconds",
-             "most bytes of a device", "error of bytes, all devices", "overrun", "times as fast as fp32"]  # fmt: skip
+            lines.append(
+                [
+                    row["model"],
+                    row["cluster"],
+                    choice,
+                    ", ".join(f"{k} {p}" for k, p in found["precision"].items()),
+                    f"{found['predicted_seconds']:.3f}",
+                    f"{step:.3f} ({low:.3f} to {high:.3f})",
+                    f"{found['predicted_seconds'] / step - 1:+.1%}",
+                    human_bytes(most),
+                    f"{min(off):+.1%} to {max(off):+.1%}",
+                    f"{found['overrun_fraction']:.1%}",
+                    f"{row['plans']['fp32']['step_seconds'] / step:.2f}" if "fp32" in row["plans"] else "–",
+                ]
+            )
+    names = [
+        "model",
+        "cluster",
+        "precision",
+        "which is",
+        "predicted, s",
+        "measured, s (quartiles)",
+        "error of seconds",
+        "most bytes of a device",
+        "error of bytes, all devices",
+        "overrun",
+        "times as fast as fp32",
+    ]
     return markdown(names, lines, words=4)
 
 
@@ -183,17 +232,21 @@ def accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     seconds = [abs(found["predicted_seconds"] / found["step_seconds"] - 1) for found in plans]
     peaks = [abs(predicted / real - 1) for found in plans for real, predicted in found["peaks"].values() if real]
     return {
-        "seconds_mean_error": sum(seconds) / len(seconds), "seconds_worst_error": max(seconds),
-        "bytes_mean_error": sum(peaks) / len(peaks), "bytes_worst_error": max(peaks),
+        "seconds_mean_error": sum(seconds) / len(seconds),
+        "seconds_worst_error": max(seconds),
+        "bytes_mean_error": sum(peaks) / len(peaks),
+        "bytes_worst_error": max(peaks),
         "most_overrun": max(found["overrun_fraction"] for found in plans),
-    }  # fmt: skip
+    }
 
 
 def texts(rows: Sequence[dict[str, Any]]) -> str:
     """The table, what is over all of its lines, and what each type gains."""
     over = markdown(["over all lines", "figure"], [[k.replace("_", " "), f"{x:.2%}"] for k, x in accuracy(rows).items()])
-    told = [f"{row['model']} on {row['cluster']}: " + ", ".join(f"{kind} {gain:.2f}" for kind, gain in row["gains"].items())
-            for row in rows]  # fmt: skip
+    told = [
+        f"{row['model']} on {row['cluster']}: " + ", ".join(f"{kind} {gain:.2f}" for kind, gain in row["gains"].items())
+        for row in rows
+    ]
     return f"{table(rows)}\n{over}\nTime of the model in fp32 over bf16, as measured:\n\n" + "\n".join(f"- {x}" for x in told)
 
 

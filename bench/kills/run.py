@@ -42,15 +42,17 @@ CLUSTER = {
     "nodes": [{"name": "n0", "devices": {"cpu": 2}}, {"name": "n1", "devices": {"cpu": 1}}],
     "link": {"bandwidth": "1 GB/s", "latency": "10 us"},
 }
-FIRST, SECOND, WHOLE = ({"layers": layers, "devices": [device]}
-                        for layers, device in (([0, 4], "n0/0"), ([4, 6], "n0/1"), ([0, 6], "n1/0")))  # fmt: skip
+FIRST, SECOND, WHOLE = (
+    {"layers": layers, "devices": [device]} for layers, device in (([0, 4], "n0/0"), ([4, 6], "n0/1"), ([0, 6], "n1/0"))
+)
 PLAN = {
-    "format": "hetpipe.plan/1", "model": "mlp", "global_batch": 12, "schedule": "1f1b", "partitioner": "by hand",
-    "replicas": [
-        {"microbatch_sizes": [3, 3, 2], "stages": [FIRST, SECOND]},
-        {"microbatch_sizes": [2, 2], "stages": [WHOLE]},
-    ],
-}  # fmt: skip
+    "format": "hetpipe.plan/1",
+    "model": "mlp",
+    "global_batch": 12,
+    "schedule": "1f1b",
+    "partitioner": "by hand",
+    "replicas": [{"microbatch_sizes": [3, 3, 2], "stages": [FIRST, SECOND]}, {"microbatch_sizes": [2, 2], "stages": [WHOLE]}],
+}
 JOB = {
     "format": "hetpipe.job/1",
     "model": {"name": "mlp", "args": {"layers": 4, "width": 32, "inputs": 8, "outputs": 4}},
@@ -58,11 +60,16 @@ JOB = {
     "cluster": "cluster.yaml",
     "profile": "profile.json",
     "plan": {"file": "plan.json"},
-    "train": {"global_batch": 12, "steps": 1_000_000, "optimizer": {"name": "AdamW", "lr": 0.001}, "clip_norm": 1.0,
-              "scheduler": {"name": "StepLR", "step_size": 100, "warmup_steps": 5}},
+    "train": {
+        "global_batch": 12,
+        "steps": 1_000_000,
+        "optimizer": {"name": "AdamW", "lr": 0.001},
+        "clip_norm": 1.0,
+        "scheduler": {"name": "StepLR", "step_size": 100, "warmup_steps": 5},
+    },
     "checkpoint": {"folder": SAVED, "every_steps": 3, "keep": 2},
     "log": {"folder": LOG, "every_steps": 1},
-}  # fmt: skip
+}
 
 
 class Victim:
@@ -78,8 +85,14 @@ class Victim:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """`hetpipe arguments…`; what it says is added to output."""
         with (self.folder / "output").open("ab") as said:
-            return subprocess.Popen([sys.executable, "-m", "hetpipe", *arguments], cwd=self.folder, env=self.environment,
-                                    stdout=said, stderr=said, stdin=subprocess.DEVNULL)  # fmt: skip
+            return subprocess.Popen(
+                [sys.executable, "-m", "hetpipe", *arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=said,
+                stderr=said,
+                stdin=subprocess.DEVNULL,
+            )
 
     def finish(self, *arguments: str) -> None:
         """The same, to its end, which must be a good one."""
@@ -175,8 +188,13 @@ def _report(
         table.add_column(name, justify="left" if name == "killed" else "right")
     for what in dict.fromkeys(row[0] for row in rows):
         own = [row for row in rows if row[0] == what]
-        table.add_row(what, str(len(own)), str(sum(row[1] for row in own)), f"{max(row[3] for row in own):.2f} s",
-                      str(sum(len(row[4]) for row in own)))  # fmt: skip
+        table.add_row(
+            what,
+            str(len(own)),
+            str(sum(row[1] for row in own)),
+            f"{max(row[3] for row in own):.2f} s",
+            str(sum(len(row[4]) for row in own)),
+        )
     console.print(table)
     ours, theirs = state(victim.folder), state(whole.folder)
     equal = ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())

@@ -34,15 +34,27 @@ README = Path(__file__).parent / "README.md"
 TURNS = ((19.67, 15.19), (64.51, 64.85))  # mean and deviation of a prompt's tokens, and of an answer's
 SAMPLES, WORDS, MOST, BATCH = 2000, 512, 512, 16
 WAYS = {"longest": "padded to the longest of all", "sizes": "padded to a few sizes", "packed": "packed into rows"}
-MODEL = {"name": "causal_lm", "args": {
-    "type": "qwen3", "vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "head_dim": 32,
-    "num_attention_heads": 4, "num_key_value_heads": 2}}  # fmt: skip
+MODEL = {
+    "name": "causal_lm",
+    "args": {
+        "type": "qwen3",
+        "vocab_size": WORDS,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 6,
+        "head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
 CLUSTER = {
-    "format": "hetpipe.cluster/1", "link": {"bandwidth": "1 GB/s", "latency": "100 us"},
-    "device_types": {kind: {"memory": "4 GiB", "emulate": {"slowdown": slowdown}}
-                     for kind, slowdown in (("fast", 4.0), ("slow", 10.0))},
+    "format": "hetpipe.cluster/1",
+    "link": {"bandwidth": "1 GB/s", "latency": "100 us"},
+    "device_types": {
+        kind: {"memory": "4 GiB", "emulate": {"slowdown": slowdown}} for kind, slowdown in (("fast", 4.0), ("slow", 10.0))
+    },
     "nodes": [{"name": "n0", "devices": {"fast": 1}}, {"name": "n1", "devices": {"slow": 2}}],
-}  # fmt: skip
+}
 console = Console(width=200)
 
 
@@ -73,14 +85,23 @@ def job_of(way: str, folder: Path, steps: int) -> Job:
     """A job in which a step has about as many tokens, whichever way."""
     per_row = MOST / float(lengths().float().mean()) if way == "packed" else 1.0
     (folder / "cluster.json").write_text(json.dumps(CLUSTER))
-    return Job.parse({
-        "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"), "model": MODEL,
-        "data": {"target": "bench.lengths.run:chats", "args": {"way": way}},
-        "loss": {"name": "cross_entropy", "weight": "tokens"},
-        "profiler": {"microbatch_sizes": [1, 2, 4], "repeats": 3, "cache": str(folder / "cache")},
-        "train": {"global_batch": max(1, round(BATCH / per_row)), "steps": steps, "evaluate_samples": 0,
-                  "optimizer": {"name": "AdamW", "lr": 1e-4}},
-    }, way)  # fmt: skip
+    return Job.parse(
+        {
+            "format": "hetpipe.job/1",
+            "cluster": str(folder / "cluster.json"),
+            "model": MODEL,
+            "data": {"target": "bench.lengths.run:chats", "args": {"way": way}},
+            "loss": {"name": "cross_entropy", "weight": "tokens"},
+            "profiler": {"microbatch_sizes": [1, 2, 4], "repeats": 3, "cache": str(folder / "cache")},
+            "train": {
+                "global_batch": max(1, round(BATCH / per_row)),
+                "steps": steps,
+                "evaluate_samples": 0,
+                "optimizer": {"name": "AdamW", "lr": 1e-4},
+            },
+        },
+        way,
+    )
 
 
 class Way(NamedTuple):
@@ -124,10 +145,28 @@ def table(found: dict[str, Way]) -> str:
         middle = sorted(way.seconds)[len(way.seconds) // 2]
         rate = way.tokens / middle
         first = first or rate
-        rows.append([WAYS[name], f"{way.padding:.0%}", f"{way.tokens:,.0f}", f"{way.predicted:.3f}", f"{middle:.3f}",
-                     f"{min(way.seconds):.3f} – {max(way.seconds):.3f}", f"{rate:,.0f}", f"{rate / first:.2f}"])  # fmt: skip
-    header = ["samples are", "padding", "tokens a step", "predicted, s a step", "measured, s a step", "of all rounds",
-              "tokens a second", "times the first"]  # fmt: skip
+        rows.append(
+            [
+                WAYS[name],
+                f"{way.padding:.0%}",
+                f"{way.tokens:,.0f}",
+                f"{way.predicted:.3f}",
+                f"{middle:.3f}",
+                f"{min(way.seconds):.3f} – {max(way.seconds):.3f}",
+                f"{rate:,.0f}",
+                f"{rate / first:.2f}",
+            ]
+        )
+    header = [
+        "samples are",
+        "padding",
+        "tokens a step",
+        "predicted, s a step",
+        "measured, s a step",
+        "of all rounds",
+        "tokens a second",
+        "times the first",
+    ]
     return markdown(header, rows)
 
 
@@ -152,7 +191,6 @@ def bench(
         write_text(output, json.dumps({name: way._asdict() for name, way in found.items()}, indent=1) + "\n")
     if readme:
         replace_table(README, "ways", f"{environment()} Emulated devices were late by at most {worst:.1%} of a step.\n\n{text}")
-
 
 
 if __name__ == "__main__":

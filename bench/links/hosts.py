@@ -65,8 +65,23 @@ def network(hosts: Sequence[Host]) -> Iterator[Mapping[str, str]]:
             for interface in ("lo", INTERFACE):
                 _run("ip", "-n", own, "link", "set", interface, "up")
             for where, interface, rate in ((own, INTERFACE, host.out), (switch, port, host.into)):
-                _run("tc", "-n", where, "qdisc", "add", "dev", interface, "root", "tbf",
-                     "rate", f"{rate:.0f}bps", "burst", str(BURST_BYTES), "latency", "50ms")  # fmt: skip
+                _run(
+                    "tc",
+                    "-n",
+                    where,
+                    "qdisc",
+                    "add",
+                    "dev",
+                    interface,
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{rate:.0f}bps",
+                    "burst",
+                    str(BURST_BYTES),
+                    "latency",
+                    "50ms",
+                )
         yield space
     finally:
         for name in (switch, *space.values()):
@@ -80,8 +95,14 @@ def _run(*command: str) -> None:
 def start(space: str, host: str, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """A command on a host, under the host's name."""
     named = ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *command]
-    return subprocess.Popen(named, env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": INTERFACE},
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        named,
+        env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": INTERFACE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def torchrun(hosts: Sequence[Host], spaces: Mapping[str, str], arguments: Sequence[str]) -> None:
@@ -89,9 +110,21 @@ def torchrun(hosts: Sequence[Host], spaces: Mapping[str, str], arguments: Sequen
     running = []
     for i, host in enumerate(hosts):
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--node-rank", str(i),
-            "--nproc-per-node", str(host.devices), "--master-addr", hosts[0].address(hosts), "--master-port", "29500", *arguments,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            str(len(hosts)),
+            "--node-rank",
+            str(i),
+            "--nproc-per-node",
+            str(host.devices),
+            "--master-addr",
+            hosts[0].address(hosts),
+            "--master-port",
+            "29500",
+            *arguments,
+        ]
         running.append(start(spaces[host.name], host.name, command, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}))
     try:
         output = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in running]

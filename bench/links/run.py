@@ -1,6 +1,6 @@
 """Rates, and steps, on hosts whose rates are set: what is measured and predicted of them. See README.md beside this file.
 
-    python -m bench.links.run      # as root
+python -m bench.links.run      # as root
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def print_rates(profile: Profile) -> None:
         source, target = row.get("from"), row.get("to")
         if source != target:
             wanted, got, rest = carried(HOSTS, source, target), row["bytes_per_second"], "the others"
-            print(f"| {source or rest} | {target or rest} | {row['flows']} | {wanted / 1e6:.1f} | {got / 1e6:.1f} "
-                  f"| {got / wanted - 1:+.1%} | {row['relative_spread']:.0%} |")  # fmt: skip
+            print(
+                f"| {source or rest} | {target or rest} | {row['flows']} | {wanted / 1e6:.1f} | {got / 1e6:.1f} "
+                f"| {got / wanted - 1:+.1%} | {row['relative_spread']:.0%} |"
+            )
     print("\n| node | adapter out, MB/s | in, MB/s |\n|---|--:|--:|")
     for adapter in profile.adapters:
         print(f"| {adapter.node} | {adapter.rates.out / 1e6:.1f} | {adapter.rates.into / 1e6:.1f} |")
@@ -59,8 +61,10 @@ def print_steps(rows: Sequence[Row]) -> None:
     print("| plan | measured, s | spread | predicted, s | error | each flow alone, s | error |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     for row in rows:
-        print(f"| {row.name} | {row.measured:.2f} | {row.relative_spread:.0%} | {row.shared:.2f} "
-              f"| {row.shared / row.measured - 1:+.1%} | {row.alone:.2f} | {row.alone / row.measured - 1:+.1%} |")  # fmt: skip
+        print(
+            f"| {row.name} | {row.measured:.2f} | {row.relative_spread:.0%} | {row.shared:.2f} "
+            f"| {row.shared / row.measured - 1:+.1%} | {row.alone:.2f} | {row.alone / row.measured - 1:+.1%} |"
+        )
 
 
 def main() -> None:

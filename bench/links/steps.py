@@ -18,12 +18,13 @@ from hetpipe.spec.profile import Profile
 LAYERS, FEATURES, CLASSES = 4, 2**18, 8  # a sample's output is 1 MiB, sixteen times what a bucket lets pass at once
 BATCH = 8
 JOB: dict[str, Any] = {
-    "format": "hetpipe.job/1", "cluster": "cluster.yaml",
+    "format": "hetpipe.job/1",
+    "cluster": "cluster.yaml",
     "model": {"target": "bench.links.thin:build", "args": {"layers": LAYERS, "features": FEATURES, "groups": CLASSES}},
     "data": {"name": "random_classification", "args": {"inputs": FEATURES, "classes": CLASSES, "samples": BATCH}},
     "train": {"global_batch": BATCH, "steps": 8, "optimizer": {"name": "SGD", "lr": 0.01}, "evaluate_samples": 0},
     "profiler": {"microbatch_sizes": [1], "repeats": 3},
-}  # fmt: skip
+}
 FAST = 1e15  # bytes/s of an adapter that holds nothing back
 
 
@@ -51,7 +52,7 @@ PLANS = {
     "mixed": plan_of(
         pipeline(("a/0", 2), ("b/0", 2), microbatches=4), *(pipeline((d, LAYERS), microbatches=2) for d in ("b/1", "c/0"))
     ),
-}  # fmt: skip
+}
 
 
 class Row(NamedTuple):
@@ -108,4 +109,3 @@ def row_of(name: str, plan: Plan, found: Sequence[float], profile: Profile, clus
     old_cluster, old_profile = without_adapters(cluster, profile)
     shared, alone = simulate(plan, profile, cluster), simulate(plan, old_profile, old_cluster)
     return Row(name, middle, seconds[0], spread, shared.step_seconds, alone.step_seconds)
-

@@ -1,6 +1,6 @@
 """Looks at replayed models, and building and loading them, by their layers: before and now.
 
-    python -m bench.looks.run [--rounds N] [--layers 4,16,28,80] [--readme]
+python -m bench.looks.run [--rounds N] [--layers 4,16,28,80] [--readme]
 """
 
 from __future__ import annotations
@@ -16,8 +16,23 @@ from bench.tables import environment, markdown, replace_table
 from hetpipe.cli.exits import main
 
 HERE = Path(__file__).parent
-NAMES = ("layers", "trains", "stages", "a build: before", "now", "loading: before", "now", "boundaries: before", "now",
-         "a look: before", "now", "in steps: before", "now", "memory of a look: before", "now")  # fmt: skip
+NAMES = (
+    "layers",
+    "trains",
+    "stages",
+    "a build: before",
+    "now",
+    "loading: before",
+    "now",
+    "boundaries: before",
+    "now",
+    "a look: before",
+    "now",
+    "in steps: before",
+    "now",
+    "memory of a look: before",
+    "now",
+)
 console = Console(width=200)
 
 

@@ -37,9 +37,15 @@ except ImportError:
     trace = None  # type: ignore[assignment]
 
 SIZES: dict[str, Any] = dict(
-    type="qwen3", hidden_size=128, intermediate_size=384, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    vocab_size=1024, max_position_embeddings=256,
-)  # fmt: skip
+    type="qwen3",
+    hidden_size=128,
+    intermediate_size=384,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    vocab_size=1024,
+    max_position_embeddings=256,
+)
 SAMPLES, MICROBATCH, TOKENS, STEPS = 16, 4, 64, 3
 
 

@@ -44,8 +44,12 @@ def job(steps: int, **sections: Any) -> dict[str, Any]:
         "data": {"name": "random_classification", "args": {"samples": 4 * SIZE * MICROBATCHES, "inputs": WIDTH, "classes": 16}},
         "cluster": "cluster.yaml",
         "profiler": {"microbatch_sizes": [SIZE]},
-        "train": {"global_batch": SIZE * MICROBATCHES, "steps": steps, "optimizer": {"name": "SGD", "lr": 0.01},
-                  "evaluate_samples": 0},
+        "train": {
+            "global_batch": SIZE * MICROBATCHES,
+            "steps": steps,
+            "optimizer": {"name": "SGD", "lr": 0.01},
+            "evaluate_samples": 0,
+        },
         **sections,
     }
 
@@ -66,10 +70,15 @@ def run(steps: Annotated[int, typer.Option(min=1)] = 6) -> None:
         hetpipe("profile", "job.yaml", "-o", "profile.json")
         profile, cluster = Profile.load("profile.json"), Cluster.load("cluster.yaml")
         for way, flags in WAYS.items():
-            plan = Plan.parse({
-                "format": "hetpipe.plan/1", "model": "mlp", "global_batch": SIZE * MICROBATCHES,
-                "replicas": [{"microbatch_sizes": [SIZE] * MICROBATCHES, "stages": [{**stage, **flags} for stage in STAGES]}],
-            }, way)  # fmt: skip
+            plan = Plan.parse(
+                {
+                    "format": "hetpipe.plan/1",
+                    "model": "mlp",
+                    "global_batch": SIZE * MICROBATCHES,
+                    "replicas": [{"microbatch_sizes": [SIZE] * MICROBATCHES, "stages": [{**stage, **flags} for stage in STAGES]}],
+                },
+                way,
+            )
             plan.save("plan.json")
             predicted = simulate(plan, profile, cluster)
             own = job(steps, plan={"file": "plan.json"}, profile="profile.json", log={"folder": way})

@@ -58,11 +58,16 @@ def perceptron(width: int, rows: int) -> Shape:
 
 
 SHAPES = {
-    "gpt": Shape(build=partial(gpt.build, layers=8, width=256, heads=8, context=128, vocabulary=256, tied=False),
-                 cut=9, rows=1, tokens=True, width=128),
+    "gpt": Shape(
+        build=partial(gpt.build, layers=8, width=256, heads=8, context=128, vocabulary=256, tied=False),
+        cut=9,
+        rows=1,
+        tokens=True,
+        width=128,
+    ),
     "mlp": perceptron(width=512, rows=16),
     "tiny mlp": perceptron(width=16, rows=4),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,13 @@ class Case:
         else:
             whole = [[{"layers": [0, layers], "devices": [device]}] for device in devices]
             replicas = [{"microbatch_sizes": [self.samples // len(devices)], "stages": stages} for stages in whole]
-        document = {"format": "hetpipe.plan/1", "model": self.model, "global_batch": self.samples, "schedule": "1f1b",
-                    "replicas": replicas}  # fmt: skip
+        document = {
+            "format": "hetpipe.plan/1",
+            "model": self.model,
+            "global_batch": self.samples,
+            "schedule": "1f1b",
+            "replicas": replicas,
+        }
         return hetpipe.Plan.parse(document, "bench/overhead")
 
 

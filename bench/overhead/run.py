@@ -58,19 +58,35 @@ class Group:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         command = [sys.executable, str(HERE.with_name("contenders.py")), kind, case.model, case.layout]
         self._ranks = [
-            subprocess.Popen(command, env={**os.environ, **self._environment(rank)}, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, stderr=self._said, text=True, bufsize=1)
+            subprocess.Popen(
+                command,
+                env={**os.environ, **self._environment(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+                bufsize=1,
+            )
             for rank in range(self.size)
-        ]  # fmt: skip
+        ]
 
     def _environment(self, rank: int) -> dict[str, str]:
         """What torchrun would set, and where hetpipe is."""
         size = str(self.size)
         return {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(self.root), **KEEP_MEMORY,
-        }  # fmt: skip
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(self.root),
+            **KEEP_MEMORY,
+        }
 
     def _answers(self) -> list[Any]:
         lines = []
@@ -158,14 +174,21 @@ def compared(case: Case, other: str, ours: Sequence[Block], theirs: Sequence[Blo
     steps = [[1e6 * block.seconds for block in blocks] for blocks in (ours, theirs)]
     actions = [[step / case.actions for step in row] for row in steps]
     return Comparison(
-        case.model, case.layout, other, case.actions, Spread.of(steps[0]), Spread.of(steps[1]),
+        case.model,
+        case.layout,
+        other,
+        case.actions,
+        Spread.of(steps[0]),
+        Spread.of(steps[1]),
         Spread.of([a.seconds / b.seconds for a, b in pairs]),
         Spread.of([a.processor_seconds / b.processor_seconds for a, b in pairs]),
         Spread.of([1e6 * block.processor_seconds / len(case.devices) for block in ours]),
         Spread.of([1e6 * block.processor_seconds / len(case.devices) for block in theirs]),
-        Spread.of(actions[0]), Spread.of(actions[1]), Spread.of([a - b for a, b in zip(*actions, strict=True)]),
+        Spread.of(actions[0]),
+        Spread.of(actions[1]),
+        Spread.of([a - b for a, b in zip(*actions, strict=True)]),
         Spread.of([1e6 * (a.processor_seconds - b.processor_seconds) / len(case.devices) / case.actions for a, b in pairs]),
-    )  # fmt: skip
+    )
 
 
 def check_losses(case: Case, losses: Mapping[str, Sequence[float]]) -> None:
@@ -202,11 +225,18 @@ def page(rows: Sequence[Comparison], where: str) -> str:
     """The table of the page: medians, in brackets the quartiles over rounds."""
     names = ["model", "layout", "beside", "ms a step", "ratio", "processor ratio", "extra µs an action", "of a processor"]
     cells = [
-        [row.model, row.layout, row.other, f"{row.step_microseconds.median / 1e3:,.2f}", row.ratio.shown(2),
-         row.processor_ratio.shown(2), f"{row.extra_action_microseconds.median:,.0f}",
-         row.extra_action_processor_microseconds.shown(0)]
+        [
+            row.model,
+            row.layout,
+            row.other,
+            f"{row.step_microseconds.median / 1e3:,.2f}",
+            row.ratio.shown(2),
+            row.processor_ratio.shown(2),
+            f"{row.extra_action_microseconds.median:,.0f}",
+            row.extra_action_processor_microseconds.shown(0),
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     return f"{where}.\n\n{markdown(names, cells, words=3)}"
 
 
@@ -218,8 +248,17 @@ def show(rows: Sequence[Comparison], where: str) -> None:
     for row in rows:
         steps = [f"{spread.median:,.0f}" for spread in (row.step_microseconds, row.other_step_microseconds)]
         actions = [f"{spread.median:,.0f}" for spread in (row.action_microseconds, row.other_action_microseconds)]
-        table.add_row(row.model, row.layout, row.other, *steps, row.ratio.shown(2), row.processor_ratio.shown(2), *actions,
-                      row.extra_action_microseconds.shown(0), row.extra_action_processor_microseconds.shown(0))  # fmt: skip
+        table.add_row(
+            row.model,
+            row.layout,
+            row.other,
+            *steps,
+            row.ratio.shown(2),
+            row.processor_ratio.shown(2),
+            *actions,
+            row.extra_action_microseconds.shown(0),
+            row.extra_action_processor_microseconds.shown(0),
+        )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
     console.print(f"{where}; {os.getloadavg()[0]:.1f} at the end (ranks of one thread each)")

@@ -32,8 +32,7 @@ def catalogue(nodes: int) -> Catalogue:
     """0 to so many nodes of each type."""
     document = {
         "format": "hetpipe.catalogue/1",
-        "device_types": {kind: {"memory": f"{memory_gib(kind)} GiB", "price_per_hour": price}
-                         for kind, price in TYPES.items()},
+        "device_types": {kind: {"memory": f"{memory_gib(kind)} GiB", "price_per_hour": price} for kind, price in TYPES.items()},
         "templates": {
             "p4d": {"devices": {"A100": 8}, "link": {"bandwidth": "300 GB/s", "latency": "5 us"}},
             "g5": {"devices": {"A10": 8}, "link": {"bandwidth": "24 GB/s", "latency": "10 us"}},
@@ -41,7 +40,7 @@ def catalogue(nodes: int) -> Catalogue:
         "nodes": {"p4d": f"0..{nodes}", "g5": f"0..{nodes}"},
         "link": {"bandwidth": "12 GB/s", "latency": "30 us"},
         "links": [{"between": ["p4d", "p4d"], "bandwidth": "50 GB/s", "latency": "20 us"}],
-    }  # fmt: skip
+    }
     return Catalogue.parse(document, "the benchmark's catalogue")
 
 
@@ -73,9 +72,13 @@ def main(
     began, used = time.perf_counter(), processor_seconds()
     with console.status("bounds") as status:
         front = make_front(
-            measured, catalogue(nodes), global_batch, workers=workers, time_limit_seconds=time_limit,
+            measured,
+            catalogue(nodes),
+            global_batch,
+            workers=workers,
+            time_limit_seconds=time_limit,
             progress=lambda done, total, text: status.update(f"{done} of {total}: {text}"),
-        ).front  # fmt: skip
+        ).front
     seconds, used = time.perf_counter() - began, processor_seconds() - used
     console.print(front_table(front))
     console.print(f"{seconds:.1f} s with {workers} processes; {used:.1f} s of processor time")

@@ -9,12 +9,7 @@ from bench.partitioners.profiles import memory_gib
 from hetpipe.spec.cluster import Cluster
 
 # Inside a node: (bytes/s, seconds). PCIe 3 and 4 ×16 as programs see them; NVLink of V100 and A100 nodes as all-reduce sees it.
-INSIDE = {
-    "pcie3": (10e9, 20e-6),
-    "pcie4": (20e9, 20e-6),
-    "nvlink2": (110e9, 10e-6),
-    "nvlink3": (230e9, 10e-6),
-}
+INSIDE = {"pcie3": (10e9, 20e-6), "pcie4": (20e9, 20e-6), "nvlink2": (110e9, 10e-6), "nvlink3": (230e9, 10e-6)}
 # Between nodes: Ethernet of so many Gbit/s, 90 % of the wire.
 BETWEEN = {g: (g * 1e9 / 8 * 0.9, 50e-6) for g in (1, 10, 25, 50, 100)}
 
@@ -46,11 +41,7 @@ def cluster(case: Case) -> Cluster:
         "format": "hetpipe.cluster/1",
         "device_types": {kind: {"memory": f"{memory_gib(kind)} GiB"} for kind in case.types},
         "nodes": [
-            {
-                "name": f"n{i}",
-                "devices": devices,
-                "link": {"bandwidth": INSIDE[inside][0], "latency": INSIDE[inside][1]},
-            }
+            {"name": f"n{i}", "devices": devices, "link": {"bandwidth": INSIDE[inside][0], "latency": INSIDE[inside][1]}}
             for i, (devices, inside) in enumerate(case.nodes)
         ],
         "link": {"bandwidth": bandwidth, "latency": latency},
@@ -69,15 +60,18 @@ CASES = [
     Case("3090 + 2×1080Ti", "bert-large", 64, [({"3090": 1, "1080Ti": 2}, "pcie3")]),
     Case("3090 + 2080 + TitanRTX", "bert-large", 64, [({"3090": 1, "2080": 1, "TitanRTX": 1}, "pcie3")]),
     Case("3090 + 2080 + TitanRTX, vgg16", "vgg16", 96, [({"3090": 1, "2080": 1, "TitanRTX": 1}, "pcie3")]),
-    Case("3090 + 2080 + TitanRTX (measured)", "sailor:OPT-350", 32,
-         [({"sailor:3090": 1, "sailor:2080": 1, "sailor:TitanRTX": 1}, "pcie3")]),
+    Case(
+        "3090 + 2080 + TitanRTX (measured)",
+        "sailor:OPT-350",
+        32,
+        [({"sailor:3090": 1, "sailor:2080": 1, "sailor:TitanRTX": 1}, "pcie3")],
+    ),
     Case("4090 + 3090", "gpt2-medium", 64, [({"4090": 1, "3090": 1}, "pcie4")]),
     Case("4090 + 2×3060", "bert-large", 64, [({"4090": 1, "3060": 2}, "pcie4")]),
     Case("A6000 + 2×3090", "gpt2-medium", 64, [({"A6000": 1, "3090": 2}, "pcie4")]),
     Case("2×3090 + 2×2080Ti", "bert-large", 64, [({"3090": 2, "2080Ti": 2}, "pcie3")]),
     Case("3090 + 3×1080Ti, vgg16", "vgg16", 128, [({"3090": 1, "1080Ti": 3}, "pcie3")]),
-    Case("A6000 + 3090 + TitanRTX + 1080Ti", "bert-large", 64,
-         [({"A6000": 1, "3090": 1, "TitanRTX": 1, "1080Ti": 1}, "pcie3")]),
+    Case("A6000 + 3090 + TitanRTX + 1080Ti", "bert-large", 64, [({"A6000": 1, "3090": 1, "TitanRTX": 1, "1080Ti": 1}, "pcie3")]),
     # nodes of two generations
     Case("2×2080Ti | 2×1080Ti, 1 Gbit", "bert-large", 64, [({"2080Ti": 2}, "pcie3"), ({"1080Ti": 2}, "pcie3")], 1),
     Case("2×V100 | 2×T4", "gpt2-medium", 64, [({"V100": 2}, "nvlink2"), ({"T4": 2}, "pcie3")]),
@@ -86,20 +80,30 @@ CASES = [
     Case("4×V100 | 4×T4", "gpt2-medium", 128, [({"V100": 4}, "nvlink2"), ({"T4": 4}, "pcie3")], 25),
     Case("2×H100 | 2×A100", "gpt2-xl", 64, [({"H100": 2}, "nvlink3"), ({"A100": 2}, "nvlink3")], 100),
     Case("2×A100 | 4×A10", "gpt2-xl", 64, [({"A100": 2}, "nvlink3"), ({"A10": 4}, "pcie4")], 50),
-    Case("2×A10 | 2×L4 | 2×T4", "gpt2-medium", 64,
-         [({"A10": 2}, "pcie4"), ({"L4": 2}, "pcie4"), ({"T4": 2}, "pcie3")], 10),
+    Case("2×A10 | 2×L4 | 2×T4", "gpt2-medium", 64, [({"A10": 2}, "pcie4"), ({"L4": 2}, "pcie4"), ({"T4": 2}, "pcie3")], 10),
     Case("2×V100 | 2×P100", "bert-large", 64, [({"V100": 2}, "nvlink2"), ({"P100": 2}, "pcie3")]),
-    Case("2×A100 | 2×V100 (measured)", "sailor:OPT-350", 64,
-         [({"sailor:A100": 2}, "nvlink3"), ({"sailor:V100": 2}, "nvlink2")], 25),
-    Case("2×V100 | 3090 + TitanRTX (measured)", "sailor:OPT-350", 64,
-         [({"sailor:V100": 2}, "nvlink2"), ({"sailor:3090": 1, "sailor:TitanRTX": 1}, "pcie3")], 10),
+    Case(
+        "2×A100 | 2×V100 (measured)", "sailor:OPT-350", 64, [({"sailor:A100": 2}, "nvlink3"), ({"sailor:V100": 2}, "nvlink2")], 25
+    ),
+    Case(
+        "2×V100 | 3090 + TitanRTX (measured)",
+        "sailor:OPT-350",
+        64,
+        [({"sailor:V100": 2}, "nvlink2"), ({"sailor:3090": 1, "sailor:TitanRTX": 1}, "pcie3")],
+        10,
+    ),
     # batches that do not divide: the best shares have a remainder in several replicas, or micro-batches of their own
     Case("A6000 + 2×3090, batch 75", "gpt2-medium", 75, [({"A6000": 1, "3090": 2}, "pcie4")]),
     Case("2×H100 | 2×A100, batch 20", "vgg16", 20, [({"H100": 2}, "nvlink3"), ({"A100": 2}, "nvlink3")], 100),
-    Case("2×A100 | 2×V100, batch 50 (measured)", "sailor:OPT-350", 50,
-         [({"sailor:A100": 2}, "nvlink3"), ({"sailor:V100": 2}, "nvlink2")], 25),
+    Case(
+        "2×A100 | 2×V100, batch 50 (measured)",
+        "sailor:OPT-350",
+        50,
+        [({"sailor:A100": 2}, "nvlink3"), ({"sailor:V100": 2}, "nvlink2")],
+        25,
+    ),
     # papers
     Case("4×A100 + 12×A10 (FASOP)", "gpt2-xl", 128, [({"A100": 4}, "nvlink3")] + [({"A10": 4}, "pcie4")] * 3, 50),
     Case("12×V100 + 4×T4", "gpt2-medium", 256, [({"V100": 4}, "nvlink2")] * 3 + [({"T4": 4}, "pcie3")], 25),
-]  # fmt: skip
+]
 LARGE = [_papers(1), _papers(2), _papers(4)]

@@ -28,8 +28,13 @@ from hetpipe.spec.profile import Profile
 SAILOR = find_data("sailor")
 EFFICIENCY, LAUNCH_SECONDS = 0.45, 2e-4
 SIZES = (1, 2, 4, 8)
-SAMPLED = {"sailor:V100": "V100-16", "sailor:A100": "A100-40", "sailor:3090": "RTX-3090",
-           "sailor:2080": "RTX-2080", "sailor:TitanRTX": "Titan-RTX"}  # fmt: skip
+SAMPLED = {
+    "sailor:V100": "V100-16",
+    "sailor:A100": "A100-40",
+    "sailor:3090": "RTX-3090",
+    "sailor:2080": "RTX-2080",
+    "sailor:TitanRTX": "Titan-RTX",
+}
 
 
 class Spec(NamedTuple):
@@ -42,12 +47,22 @@ class Spec(NamedTuple):
 
 # Makers' data sheets and architecture white papers. The 1080 Ti computes in float32, P100 in plain half precision.
 SPECS = {
-    "H100": Spec(989e12, 3350e9, 79), "A100": Spec(312e12, 1555e9, 39), "A10": Spec(125e12, 600e9, 22),
-    "L4": Spec(121e12, 300e9, 22), "A6000": Spec(154.8e12, 768e9, 47), "4090": Spec(165.2e12, 1008e9, 23.5),
-    "3090": Spec(71e12, 936e9, 23.5), "3060": Spec(25.5e12, 360e9, 11.7), "TitanRTX": Spec(130.5e12, 672e9, 23.5),
-    "2080Ti": Spec(53.8e12, 616e9, 10.7), "2080": Spec(40.3e12, 448e9, 7.7), "1080Ti": Spec(11.3e12, 484e9, 10.9),
-    "V100": Spec(125e12, 900e9, 15.7), "T4": Spec(65e12, 300e9, 14.7), "P100": Spec(21.2e12, 732e9, 15.8),
-}  # fmt: skip
+    "H100": Spec(989e12, 3350e9, 79),
+    "A100": Spec(312e12, 1555e9, 39),
+    "A10": Spec(125e12, 600e9, 22),
+    "L4": Spec(121e12, 300e9, 22),
+    "A6000": Spec(154.8e12, 768e9, 47),
+    "4090": Spec(165.2e12, 1008e9, 23.5),
+    "3090": Spec(71e12, 936e9, 23.5),
+    "3060": Spec(25.5e12, 360e9, 11.7),
+    "TitanRTX": Spec(130.5e12, 672e9, 23.5),
+    "2080Ti": Spec(53.8e12, 616e9, 10.7),
+    "2080": Spec(40.3e12, 448e9, 7.7),
+    "1080Ti": Spec(11.3e12, 484e9, 10.9),
+    "V100": Spec(125e12, 900e9, 15.7),
+    "T4": Spec(65e12, 300e9, 14.7),
+    "P100": Spec(21.2e12, 732e9, 15.8),
+}
 
 
 class Layer(NamedTuple):
@@ -65,10 +80,7 @@ def transformer(blocks: int, width: int, context: int, vocabulary: int) -> list[
     (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4: 34·s·b·h bytes in
     half precision, without the attention matrix, which fused attention does not keep)."""
     t, h, v = float(context), float(width), float(vocabulary)
-    block = [
-        Layer(f"block.{i}", 12 * h * h, 24 * t * h * h + 4 * t * t * h, t * h, 17 * t * h)
-        for i in range(blocks)
-    ]
+    block = [Layer(f"block.{i}", 12 * h * h, 24 * t * h * h + 4 * t * t * h, t * h, 17 * t * h) for i in range(blocks)]
     head = Layer("head", v * h, 2 * t * h * v, 1, 3 * t * v + t * h)
     return [Layer("embedding", v * h + t * h, 2 * t * h, t * h, t * h), *block, head]
 
@@ -82,13 +94,7 @@ def convolutions(side: int = 224) -> list[Layer]:
             parameters, values = 9.0 * channels * width, float(side * side * width)
             last = i == count - 1
             layers.append(
-                Layer(
-                    f"conv{stage}.{i}",
-                    parameters,
-                    2 * parameters * side * side,
-                    values / (4 if last else 1),
-                    2 * values,
-                )
+                Layer(f"conv{stage}.{i}", parameters, 2 * parameters * side * side, values / (4 if last else 1), 2 * values)
             )
             channels = width
         side //= 2
@@ -125,9 +131,7 @@ def memory_gib(kind: str) -> float:
     return SPECS[known].gib if known in SPECS else memory_bytes(kind, ImportOptions(model="")) / 2**30
 
 
-def _parse(
-    model: str, layers: Sequence[tuple[str, float, float, float]], measurements: list[dict[str, Any]]
-) -> Profile:
+def _parse(model: str, layers: Sequence[tuple[str, float, float, float]], measurements: list[dict[str, Any]]) -> Profile:
     keys = ("name", "parameter_bytes", "output_bytes_per_sample", "saved_bytes_per_sample")
     document = {
         "format": "hetpipe.profile/1",
@@ -160,10 +164,7 @@ def _measured(model: str, types: Sequence[str], folder: Path) -> Profile:
     names = sorted(sizes, key=int)
     of = {kind: {int(b): d["1"] for b, d in times[SAMPLED[kind]].items() if "1" in d} for kind in types}
     common = sorted(set.intersection(*(set(found) for found in of.values())))
-    layers = [
-        (f"layer.{n}", sizes[n]["params_bytes"], sizes[n]["act_output_bytes"], sizes[n]["act_mem_bytes"])
-        for n in names
-    ]
+    layers = [(f"layer.{n}", sizes[n]["params_bytes"], sizes[n]["act_output_bytes"], sizes[n]["act_mem_bytes"]) for n in names]
     measurements = [
         {
             "device_type": kind,

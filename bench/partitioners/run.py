@@ -57,9 +57,7 @@ def where_time_goes(problem: Problem, timeline: Timeline) -> str:
         if span.kind in ("F", "B"):
             kind = problem.cluster.device(span.device).type
             busy[kind] = busy.get(kind, 0.0) + span.end - span.start
-    count = {
-        kind: sum(d.type == kind for d in problem.cluster.devices) for kind in problem.cluster.device_types
-    }
+    count = {kind: sum(d.type == kind for d in problem.cluster.devices) for kind in problem.cluster.device_types}
     step = timeline.step_seconds
     parts = [f"{kind} computes {busy.get(kind, 0.0) / number / step:.0%}" for kind, number in count.items()]
     return ", ".join([*parts, f"gradient sums {timeline.sync_seconds / step:.0%}"])
@@ -102,13 +100,7 @@ def run_case(case: Case, seconds: float) -> dict[str, Any] | None:
     console.print(
         f"{case.name}: auto {best} s in {auto['seconds']:.1f} s ({auto.get('proof')}), {auto.get('plan')}\n    {ratios}"
     )
-    return {
-        "case": case.name,
-        "model": case.model,
-        "batch": case.batch,
-        "devices": case.devices,
-        "results": results,
-    }
+    return {"case": case.name, "model": case.model, "batch": case.batch, "devices": case.devices, "results": results}
 
 
 def run_drawn(count: int, seed: int, seconds: float) -> list[dict[str, Any]]:
@@ -139,9 +131,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         step = row["results"]["auto"]["step_seconds"]
         ratios = [_ratio(row["results"][name]["ratio"]) for name in BASELINES]
-        made.add_row(
-            row["case"], row["model"], str(row["batch"]), "–" if step is None else f"{step:.3f}", *ratios
-        )
+        made.add_row(row["case"], row["model"], str(row["batch"]), "–" if step is None else f"{step:.3f}", *ratios)
     made.add_section()
     made.add_row("geometric mean", "", "", "", *(f"{mean(rows, name):.2f}" for name in BASELINES))
     made.add_row("fits", "", "", "", *(f"{len(ratios_of(rows, name))}/{len(rows)}" for name in BASELINES))
@@ -190,13 +180,8 @@ def worst(rows: list[dict[str, Any]]) -> None:
         if fitting:
             row = max(fitting, key=lambda row: row["results"][name]["ratio"])
             result, auto = row["results"][name], row["results"]["auto"]
-            console.print(
-                f"\n{name} loses most on {row['case']} ({row['model']}): {result['ratio']:.2f}", style="bold"
-            )
-            console.print(
-                f"    {result['plan']}: {result['time']}\n    auto: {auto['plan']}: {auto['time']}",
-                markup=False,
-            )
+            console.print(f"\n{name} loses most on {row['case']} ({row['model']}): {result['ratio']:.2f}", style="bold")
+            console.print(f"    {result['plan']}: {result['time']}\n    auto: {auto['plan']}: {auto['time']}", markup=False)
 
 
 def run(
@@ -209,8 +194,7 @@ def run(
     time_limit: Annotated[float, typer.Option(help="Seconds for auto on one cluster.")] = 60.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all results as JSON.")] = None,
     table_file: Annotated[
-        Path | None,
-        typer.Option("--markdown", help="Write the table as Markdown; *: not proven the best."),
+        Path | None, typer.Option("--markdown", help="Write the table as Markdown; *: not proven the best.")
     ] = None,
 ) -> None:
     """Compare all partitioners."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hetpipe.building.data_folder import find_data
 from hetpipe.exchange.importers import ImportOptions, import_published
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 PREFIX = "zorse:"
 ZORSE = find_data("zorse")

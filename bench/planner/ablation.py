@@ -108,8 +108,17 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
         none, steps = sum(map(math.isinf, steps)), [step for step in steps if math.isfinite(step)]
         seconds = sum(row[name]["seconds"] for row in some) / sum(row[WHOLE]["seconds"] for row in some)
         gap = median(row[name]["gap"] for row in some)
-        lines.append([name, f"{count or ''}", f"{geometric_mean(steps):.3f}", f"{max(steps, default=math.nan):.3f}", str(none),
-                      f"{gap:.1%}", f"{seconds:.2f}"])  # fmt: skip
+        lines.append(
+            [
+                name,
+                f"{count or ''}",
+                f"{geometric_mean(steps):.3f}",
+                f"{max(steps, default=math.nan):.3f}",
+                str(none),
+                f"{gap:.1%}",
+                f"{seconds:.2f}",
+            ]
+        )
     return markdown(["without", "lines", "step, mean", "worst", "no plan", "gap, median", "seconds"], lines)
 
 

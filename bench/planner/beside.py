@@ -70,12 +70,17 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
         steps = [row["after"]["cost"] / row["before"]["cost"] for row in some]
         seconds = [row["after"]["seconds"] / row["before"]["seconds"] for row in some]
         yield [
-            f"{low} to {high}", f"{len(some)}", f"{mean(steps):.4f}", f"{max(steps):.3f}", f"{min(steps):.3f}",
-            f"{max(row['after']['cost'] / row['rule'] for row in some):.3f}", f"{median(seconds):.2f}",
+            f"{low} to {high}",
+            f"{len(some)}",
+            f"{mean(steps):.4f}",
+            f"{max(steps):.3f}",
+            f"{min(steps):.3f}",
+            f"{max(row['after']['cost'] / row['rule'] for row in some):.3f}",
+            f"{median(seconds):.2f}",
             *(f"{median(row[x]['seconds'] for row in some):.1f}" for x in ("before", "after")),
             *(f"{median(row[x]['gap'] for row in some):.0%}" for x in ("before", "after")),
             f"{max(row['after']['peak_bytes'] for row in some) / 2**20:.0f}",
-        ]  # fmt: skip
+        ]
 
 
 def main(
@@ -98,8 +103,20 @@ def main(
             console.print(f"{row['seed']}: {after['devices']} devices, {each}")
             if output is not None:
                 output.write_text(json.dumps(rows, indent=1) + "\n")
-    titles = ["devices", "draws", "step, mean", "worst", "best", "over a rule, worst", "seconds, median of ratios", "before",
-              "after", "gap before", "after", "peak MB"]  # fmt: skip
+    titles = [
+        "devices",
+        "draws",
+        "step, mean",
+        "worst",
+        "best",
+        "over a rule, worst",
+        "seconds, median of ratios",
+        "before",
+        "after",
+        "gap before",
+        "after",
+        "peak MB",
+    ]
     console.print(markdown(titles, list(lines(rows))), markup=False)
 
 

@@ -62,8 +62,14 @@ def wide(seed: int, most_devices: int = 256) -> Problem:
     heavy, layers = dice.uniform(0.1, 1.5), list[dict[str, Any]]()
     work = [1e-3 * dice.lognormvariate(0, heavy) for _ in range(L)]
     for i in range(L):
-        sizes = {key: int(10 ** dice.uniform(*ends)) for key, ends in (
-            ("parameter_bytes", (4, 9)), ("output_bytes_per_sample", (4, 7)), ("saved_bytes_per_sample", (5, 8)))}  # fmt: skip
+        sizes = {
+            key: int(10 ** dice.uniform(*ends))
+            for key, ends in (
+                ("parameter_bytes", (4, 9)),
+                ("output_bytes_per_sample", (4, 7)),
+                ("saved_bytes_per_sample", (5, 8)),
+            )
+        }
         layers.append({"name": f"layer.{i}"} | sizes)
     if dice.random() < 0.3:
         shared = min(layers[0]["parameter_bytes"], layers[-1]["parameter_bytes"])
@@ -75,11 +81,16 @@ def wide(seed: int, most_devices: int = 256) -> Problem:
         own = [slow * t * dice.lognormvariate(0, 0.2) for t in work]
         for degree in (1, 2) if dice.random() < 0.2 else (1,):
             rows = [[t * (fixed + (1 - fixed) * b) / degree**0.8 for t in own] for b in SIZES]
-            measurements.append({
-                "device_type": kind, "tensor_parallel": degree, "microbatch_sizes": SIZES, "forward_seconds": rows,
-                "backward_seconds": [[2 * t for t in row] for row in rows],
-                "optimizer_seconds": [layer["parameter_bytes"] / 1e11 for layer in layers],
-            })  # fmt: skip
+            measurements.append(
+                {
+                    "device_type": kind,
+                    "tensor_parallel": degree,
+                    "microbatch_sizes": SIZES,
+                    "forward_seconds": rows,
+                    "backward_seconds": [[2 * t for t in row] for row in rows],
+                    "optimizer_seconds": [layer["parameter_bytes"] / 1e11 for layer in layers],
+                }
+            )
     state = 4 * sum(layer["parameter_bytes"] for layer in layers)
     devices = sum(count for node in document["nodes"] for count in node["devices"].values())
     for kind in types:
@@ -89,10 +100,16 @@ def wide(seed: int, most_devices: int = 256) -> Problem:
     document["runtime_overhead"] = {"overlap_transfers": dice.random() < 0.7, "action_seconds": dice.choice([0.0, 2e-4])}
     if dice.random() < 0.3:
         document["runtime_overhead"]["bucket_bytes"] = 0
-    parsed = Profile.parse({
-        "format": "hetpipe.profile/1", "model": f"wide {seed}", "layers": layers, "measurements": measurements,
-        "optimizer": {"state_bytes_per_parameter_byte": 2.0},
-    }, "the draw's profile")  # fmt: skip
+    parsed = Profile.parse(
+        {
+            "format": "hetpipe.profile/1",
+            "model": f"wide {seed}",
+            "layers": layers,
+            "measurements": measurements,
+            "optimizer": {"state_bytes_per_parameter_byte": 2.0},
+        },
+        "the draw's profile",
+    )
     built, samples = Cluster.parse(document, "the draw's cluster"), batch(dice, document)
     free, limit = Problem.create(cluster=built, profile=parsed, global_batch=samples), dice.random()
     if limit < 1 / 6:

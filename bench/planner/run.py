@@ -52,8 +52,9 @@ NODE = 8
 INSIDE = {"bandwidth": "100 GB/s", "latency": "10 us"}
 BETWEEN = {"bandwidth": "10 GB/s", "latency": "30 us"}
 LIMITS = ("max_price_per_hour", "deadline_seconds_per_step")
-MORE = EFFORTS["long"]._replace(numbers=200, wishes=300, even=300, pure=200, starts=500, tries=10**6, finalists=100, moves=10**6,
-                                tasks=1e12)  # fmt: skip
+MORE = EFFORTS["long"]._replace(
+    numbers=200, wishes=300, even=300, pure=200, starts=500, tries=10**6, finalists=100, moves=10**6, tasks=1e12
+)
 RUNGS = {"EVENEST": 40, "RUNGS": 1.05}
 SIMULATED = {"ALIKE": 12, "PLAYED": 12, "SETS": 8, "TASKS": 10**12}
 POLISHING = 0.4  # of the seconds of a longer search
@@ -115,9 +116,11 @@ def plans_noted() -> Iterator[list[float]]:
 def measure(given: Problem, others: bool, regret: float) -> dict[str, Any]:
     """One problem, in this process: `auto`, then every rule, then a search of so many seconds."""
     row: dict[str, Any] = {
-        "devices": len(given.cluster.devices), "types": len(given.cluster.device_types), "batch": given.global_batch,
+        "devices": len(given.cluster.devices),
+        "types": len(given.cluster.device_types),
+        "batch": given.global_batch,
         "limits": [name for name in LIMITS if getattr(given, name) is not None],
-    }  # fmt: skip
+    }
     began, worked = time.perf_counter(), time.process_time()
     try:
         with plans_noted() as noted:

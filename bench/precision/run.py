@@ -29,9 +29,17 @@ console = Console(width=160)
 
 # NVIDIA's compute capability: 6 Pascal, 7.0 Volta, 7.5 Turing, 8.0 and 8.6 Ampere, 8.9 Ada, 9 Hopper. bf16 from 8 on.
 CAPABILITY = {
-    "p100": 6.0, "p40": 6.1, "v100x16": 7.0, "v100x32": 7.0, "t4": 7.5, "a100x40": 8.0, "a6000": 8.6, "a10g": 8.6, "l4": 8.9,
+    "p100": 6.0,
+    "p40": 6.1,
+    "v100x16": 7.0,
+    "v100x32": 7.0,
+    "t4": 7.5,
+    "a100x40": 8.0,
+    "a6000": 8.6,
+    "a10g": 8.6,
+    "l4": 8.9,
     "h100-nvl": 9.0,
-}  # fmt: skip
+}
 POLICIES = ("fp32 for all", "fp16 for all", "bf16, else fp32", "one for each", "auto")
 
 
@@ -52,16 +60,36 @@ CASES = [
     Case("2×v100x16 | 2×p100", f"{PREFIX}deepspeedgpt_2.7b", 64, [({"v100x16": 2}, "nvlink2"), ({"p100": 2}, "pcie3")]),
     Case("2×v100x16 | 4×t4", f"{PREFIX}deepspeedgpt_2.7b", 64, [({"v100x16": 2}, "nvlink2"), ({"t4": 4}, "pcie3")], 25),
     Case("2×a10g | 4×t4", f"{PREFIX}deepspeedllama_3b", 64, [({"a10g": 2}, "pcie4"), ({"t4": 4}, "pcie3")], 25),
-    Case("2×a100x40 | 4×t4 | 2×p100", f"{PREFIX}deepspeedllama_3b", 64,
-         [({"a100x40": 2}, "nvlink3"), ({"t4": 4}, "pcie3"), ({"p100": 2}, "pcie3")], 25),
-    Case("2×a6000 | 2×v100x16 | 2×p40", f"{PREFIX}deepspeedgpt_6.7b", 64,
-         [({"a6000": 2}, "pcie4"), ({"v100x16": 2}, "nvlink2"), ({"p40": 2}, "pcie3")], 25),
-    Case("4×a100x40 | 4×v100x16", f"{PREFIX}deepspeedllama_7b", 128,
-         [({"a100x40": 4}, "nvlink3"), ({"v100x16": 4}, "nvlink2")], 100),
+    Case(
+        "2×a100x40 | 4×t4 | 2×p100",
+        f"{PREFIX}deepspeedllama_3b",
+        64,
+        [({"a100x40": 2}, "nvlink3"), ({"t4": 4}, "pcie3"), ({"p100": 2}, "pcie3")],
+        25,
+    ),
+    Case(
+        "2×a6000 | 2×v100x16 | 2×p40",
+        f"{PREFIX}deepspeedgpt_6.7b",
+        64,
+        [({"a6000": 2}, "pcie4"), ({"v100x16": 2}, "nvlink2"), ({"p40": 2}, "pcie3")],
+        25,
+    ),
+    Case(
+        "4×a100x40 | 4×v100x16",
+        f"{PREFIX}deepspeedllama_7b",
+        128,
+        [({"a100x40": 4}, "nvlink3"), ({"v100x16": 4}, "nvlink2")],
+        100,
+    ),
     Case("4×a100x40 | 4×p40", f"{PREFIX}deepspeedllama_7b", 128, [({"a100x40": 4}, "nvlink3"), ({"p40": 4}, "pcie3")], 25),
-    Case("2×h100-nvl | 4×t4 | 2×p40", f"{PREFIX}deepspeedllama_7b", 128,
-         [({"h100-nvl": 2}, "nvlink3"), ({"t4": 4}, "pcie3"), ({"p40": 2}, "pcie3")], 25),
-]  # fmt: skip
+    Case(
+        "2×h100-nvl | 4×t4 | 2×p40",
+        f"{PREFIX}deepspeedllama_7b",
+        128,
+        [({"h100-nvl": 2}, "nvlink3"), ({"t4": 4}, "pcie3"), ({"p40": 2}, "pcie3")],
+        25,
+    ),
+]
 
 
 class Row(NamedTuple):
@@ -105,9 +133,12 @@ def cells(row: Row) -> list[str]:
     best = row.seconds["one for each"]
     gains = [(row.gain(policy), policy) for policy in POLICIES if policy != "one for each"]
     return [
-        row.case.name, row.case.model.removeprefix(PREFIX), str(row.case.batch), "–" if best is None else f"{best:.2f}",
+        row.case.name,
+        row.case.model.removeprefix(PREFIX),
+        str(row.case.batch),
+        "–" if best is None else f"{best:.2f}",
         *("–" if gain is None else f"{gain:.2f}" for gain, _ in gains),
-    ]  # fmt: skip
+    ]
 
 
 HEADS = ("cluster", "model", "batch", "one for each, s", *(policy for policy in POLICIES if policy != "one for each"))

@@ -12,15 +12,22 @@ from bench.prediction.runs import Run
 MODEL = "GPT-Neo-2.7"
 
 
-def _run(
-    nodes: int, batch: tuple[int, int], layers: tuple[int, ...], seconds: tuple[float, float], mib: int
-) -> Run:
+def _run(nodes: int, batch: tuple[int, int], layers: tuple[int, ...], seconds: tuple[float, float], mib: int) -> Run:
     """`batch`: global and micro; `seconds`: of an iteration, and of it the gradient sums; `mib`: the greatest memory of any
     device, as nvidia-smi shows it."""
     return Run(
-        nodes=nodes, global_batch=batch[0], microbatch=batch[1], stages=len(layers), replicas=nodes // len(layers), degree=4,
-        layers=layers, seconds=seconds[0], sums_seconds=seconds[1], peak_bytes=mib * 2**20, model=MODEL,
-    )  # fmt: skip
+        nodes=nodes,
+        global_batch=batch[0],
+        microbatch=batch[1],
+        stages=len(layers),
+        replicas=nodes // len(layers),
+        degree=4,
+        layers=layers,
+        seconds=seconds[0],
+        sums_seconds=seconds[1],
+        peak_bytes=mib * 2**20,
+        model=MODEL,
+    )
 
 
 TWO, FOUR, EIGHT = (16, 18), (7, 9, 9, 9), (3, 5, 5, 5, 4, 4, 4, 4)

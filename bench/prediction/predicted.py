@@ -15,7 +15,8 @@ from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.clusters.assumed import assumed_overhead
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 
 class System(NamedTuple):
@@ -79,10 +80,7 @@ def in_training(profile: Profile, slowdown: float, memory_rate: float) -> Profil
 
     def changed(m: Measurement) -> Measurement:
         added = 3 * np.array(profile.parameter_bytes(m.tensor_parallel, m.device_type)) / memory_rate
-        times = {
-            "forward_seconds": slower(m.forward_seconds),
-            "backward_seconds": slower(m.backward_seconds, added),
-        }
+        times = {"forward_seconds": slower(m.forward_seconds), "backward_seconds": slower(m.backward_seconds, added)}
         return Measurement.model_validate({**dict(m), **times})
 
     measurements = tuple(changed(m) for m in profile.measurements)

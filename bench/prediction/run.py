@@ -39,10 +39,16 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
         found.add_column(column, justify="right")
     for row in rows:
         found.add_row(
-            row["run"], f"{row['measured_seconds']:.3f}", f"{row['predicted_seconds']:.3f}", f"{row['pipeline_seconds']:.3f}",
-            f"{row['gradient_sync_seconds']:.3f}", f"{row['time_error']:+.1%}", f"{row['measured_bytes'] / GB:.2f}",
-            f"{row['predicted_bytes'] / GB:.2f}", f"{row['memory_error']:+.1%}",
-        )  # fmt: skip
+            row["run"],
+            f"{row['measured_seconds']:.3f}",
+            f"{row['predicted_seconds']:.3f}",
+            f"{row['pipeline_seconds']:.3f}",
+            f"{row['gradient_sync_seconds']:.3f}",
+            f"{row['time_error']:+.1%}",
+            f"{row['measured_bytes'] / GB:.2f}",
+            f"{row['predicted_bytes'] / GB:.2f}",
+            f"{row['memory_error']:+.1%}",
+        )
     found.add_section()
     means = [f"{mean_error(rows, key):.1%}" for key in ("time_error", "memory_error")]
     found.add_row("mean absolute error", "", "", "", "", means[0], "", "", means[1])
@@ -142,14 +148,10 @@ def run(
     less.add_column("memory", justify="right")
     for name, part in {"all of it": system, **parts_of(system)}.items():
         found = rows if part is system else predict_all(runs, data, part)
-        less.add_row(
-            name, f"{mean_error(found, 'time_error'):.1%}", f"{mean_error(found, 'memory_error'):.1%}"
-        )
+        less.add_row(name, f"{mean_error(found, 'time_error'):.1%}", f"{mean_error(found, 'memory_error'):.1%}")
     console.print(less)
     console.print(table("The same plans, measured earlier", earlier))
-    console.print(
-        table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others)
-    )
+    console.print(table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others))
     if second[0]:
         console.print(second_table(*second))
     console.print(taken)

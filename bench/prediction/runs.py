@@ -47,8 +47,7 @@ class Run:
                 microbatch_sizes=sizes,
                 stages=tuple(
                     StagePlan(
-                        layers=(cuts[s], cuts[s + 1]),
-                        devices=tuple(f"n{s * self.replicas + r}/{t}" for t in range(self.degree)),
+                        layers=(cuts[s], cuts[s + 1]), devices=tuple(f"n{s * self.replicas + r}/{t}" for t in range(self.degree))
                     )
                     for s in range(self.stages)
                 ),
@@ -65,11 +64,18 @@ def read_runs(path: Path) -> list[Run]:
             rows = list(csv.DictReader(file))
         return [
             Run(
-                nodes=int(row["nodes"]), global_batch=int(row["gbs"]), microbatch=int(row["mbs"]), stages=int(row["pp"]),
-                replicas=int(row["dp"]), degree=int(row["tp"]), layers=tuple(map(int, row["layers"].split("-"))),
-                seconds=float(row["real_iter_s"]), sums_seconds=float(row["red_grads_s"]), peak_bytes=int(row["max_mem_bytes"]),
+                nodes=int(row["nodes"]),
+                global_batch=int(row["gbs"]),
+                microbatch=int(row["mbs"]),
+                stages=int(row["pp"]),
+                replicas=int(row["dp"]),
+                degree=int(row["tp"]),
+                layers=tuple(map(int, row["layers"].split("-"))),
+                seconds=float(row["real_iter_s"]),
+                sums_seconds=float(row["red_grads_s"]),
+                peak_bytes=int(row["max_mem_bytes"]),
             )
             for row in rows
-        ]  # fmt: skip
+        ]
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f"cannot read the measured runs in {path}: {error!r}") from None

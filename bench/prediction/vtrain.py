@@ -21,7 +21,8 @@ from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Array, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Array
 
 # devices, global batch, micro-batch, blocks, replicas, stages, milliseconds of an iteration
 ROWS = """

@@ -1,6 +1,6 @@
 """A plan of `auto` for so many devices of so many types and so many layers.
 
-    python -m bench.scale.planning DEVICES TYPES LAYERS      (started by run.py, so that its peak memory is its own)
+python -m bench.scale.planning DEVICES TYPES LAYERS      (started by run.py, so that its peak memory is its own)
 """
 
 from __future__ import annotations
@@ -34,10 +34,16 @@ def planned(devices: int, types: int, layers: int) -> dict[str, Any]:
     seconds, found = time.perf_counter() - began, plan.predicted
     assert found is not None
     return {
-        "devices": len(given.cluster.devices), "types": types, "layers": layers, "seconds": seconds,
-        "peak_bytes": peak_bytes(), "gap": found.gap, "proof": found.proof, "replicas": len(plan.replicas),
+        "devices": len(given.cluster.devices),
+        "types": types,
+        "layers": layers,
+        "seconds": seconds,
+        "peak_bytes": peak_bytes(),
+        "gap": found.gap,
+        "proof": found.proof,
+        "replicas": len(plan.replicas),
         "stages": max(len(r.stages) for r in plan.replicas),
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -40,9 +40,13 @@ def pure(devices: int) -> dict[str, float]:
     alone = [(f"n{i}", i, 0) for i in range(devices)]
     single = [cluster.nodes[0].model_copy(update={"name": name, "devices": {"gpu": 1}}) for name, _, _ in alone]
     rank_of = bind_devices(cluster.nodes, places)
-    spans = [(stage.device, r, s, kind, i, 1.0 * i, 1.0 + i)
-             for r, replica in enumerate(plan.replicas) for s, stage in enumerate(replica.stages)
-             for i in range(len(replica.microbatch_sizes)) for kind in "FB"]  # fmt: skip
+    spans = [
+        (stage.device, r, s, kind, i, 1.0 * i, 1.0 + i)
+        for r, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        for i in range(len(replica.microbatch_sizes))
+        for kind in "FB"
+    ]
     simulate(plan, profile, cluster)  # loads what is compiled
     with tempfile.TemporaryDirectory(prefix="hetpipe-scale-") as folder:
         plan_file, cluster_file = Path(folder) / "plan.json", Path(folder) / "cluster.json"

@@ -1,7 +1,7 @@
 """How do planning, the start of a training and the Python work of a step grow with devices, layers and micro-batches?
 
-    python -m bench.scale.run [--only planning,starting,ranks,steps] [--largest N] [--repeats N] [--quick]
-                              [-o all.json] [--json] [--readme]
+python -m bench.scale.run [--only planning,starting,ranks,steps] [--largest N] [--repeats N] [--quick]
+                          [-o all.json] [--json] [--readme]
 """
 
 from __future__ import annotations
@@ -149,9 +149,11 @@ def steps(sizes: Sizes) -> list[Row]:
 
 
 PARTS: dict[str, tuple[Callable[[Sizes], list[Row]], Callable[[Sequence[Row]], str]]] = {
-    "planning": (planning, planning_text), "starting": (starting, starting_text),
-    "ranks": (ranks, ranks_text), "steps": (steps, steps_text),
-}  # fmt: skip
+    "planning": (planning, planning_text),
+    "starting": (starting, starting_text),
+    "ranks": (ranks, ranks_text),
+    "steps": (steps, steps_text),
+}
 
 
 def bench(

@@ -32,9 +32,11 @@ def stepped(layers: int, microbatches: int, rounds: int) -> dict[str, float]:
     engine, and what the engine takes more. And of a simulation of a stage a layer."""
     batch = ROWS * microbatches
     document = {
-        "format": "hetpipe.plan/1", "model": "chain", "global_batch": batch,
+        "format": "hetpipe.plan/1",
+        "model": "chain",
+        "global_batch": batch,
         "replicas": [{"microbatch_sizes": [ROWS] * microbatches, "stages": [{"layers": [0, layers], "devices": [DEVICE]}]}],
-    }  # fmt: skip
+    }
     torch.set_num_threads(1)
     inputs, targets, plain = torch.randn(batch, WIDTH), torch.randint(WIDTH, (batch,)), chain(layers)
     engine = hetpipe.wrap(chain(layers), hetpipe.Plan.parse(document, "bench/scale"), inputs[:ROWS], mean_loss)
@@ -59,10 +61,13 @@ def stepped(layers: int, microbatches: int, rounds: int) -> dict[str, float]:
     given = whole_plan(layers, microbatches)
     simulate(*given)
     return {
-        "layers": layers, "microbatches": microbatches,
-        "loop": median(loop for loop, _ in pairs), "engine": median(engine for _, engine in pairs),
-        "extra": median(engine - loop for loop, engine in pairs), "simulate": seconds_of(lambda: simulate(*given), 5)[1],
-    }  # fmt: skip
+        "layers": layers,
+        "microbatches": microbatches,
+        "loop": median(loop for loop, _ in pairs),
+        "engine": median(engine for _, engine in pairs),
+        "extra": median(engine - loop for loop, engine in pairs),
+        "simulate": seconds_of(lambda: simulate(*given), 5)[1],
+    }
 
 
 if __name__ == "__main__":

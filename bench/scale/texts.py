@@ -34,9 +34,23 @@ def growth(rows: Sequence[Row], by: str, of: str, last: int = LAST, **fixed: int
 def planning_text(rows: Sequence[Row]) -> str:
     """Its table, and how it grows."""
     names = ["devices", "types", "layers", "seconds", "peak MB", "gap", "replicas", "most stages"]
-    text = markdown(names, [
-        [f"{r['devices']:,}", str(r["types"]), str(r["layers"]), f"{r['seconds']:.2f}", f"{r['peak_bytes'] / 1e6:.0f}",
-         f"{r['gap']:.1%}", str(r["replicas"]), str(r["stages"])] for r in rows], words=0)  # fmt: skip
+    text = markdown(
+        names,
+        [
+            [
+                f"{r['devices']:,}",
+                str(r["types"]),
+                str(r["layers"]),
+                f"{r['seconds']:.2f}",
+                f"{r['peak_bytes'] / 1e6:.0f}",
+                f"{r['gap']:.1%}",
+                str(r["replicas"]),
+                str(r["stages"]),
+            ]
+            for r in rows
+        ],
+        words=0,
+    )
     kinds = list(dict.fromkeys((row["types"], row["layers"]) for row in rows))
     grown = []
     for t, L in kinds:
@@ -65,8 +79,16 @@ def steps_text(rows: Sequence[Row]) -> str:
     body = []
     for r in rows:
         actions = 2 * r["microbatches"]
-        body.append([str(r["layers"]), str(r["microbatches"]), f"{1e3 * r['loop']:.2f}", f"{1e3 * r['engine']:.2f}",
-                     f"{1e6 * r['extra'] / actions:.1f}", f"{1e6 * r['simulate'] / actions / r['layers']:.2f}"])  # fmt: skip
+        body.append(
+            [
+                str(r["layers"]),
+                str(r["microbatches"]),
+                f"{1e3 * r['loop']:.2f}",
+                f"{1e3 * r['engine']:.2f}",
+                f"{1e6 * r['extra'] / actions:.1f}",
+                f"{1e6 * r['simulate'] / actions / r['layers']:.2f}",
+            ]
+        )
     names = ["layers", "micro-batches", "ms of the loop", "of the engine", "µs more an action", "µs an action simulated"]
     step, layer, action, both = fitted(rows)
     each = f"{step:.0f} µs a step, {layer:.1f} µs a layer, {action:.1f} µs an action, {both:.2f} µs a layer of an action"

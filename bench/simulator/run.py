@@ -44,9 +44,12 @@ def random_costs(n: int, m: int) -> PipelineCosts:
     draw = np.random.default_rng(0)
     forward = draw.uniform(0.5, 1.5, (n, m))
     return PipelineCosts(
-        forward=forward, backward=2 * forward, occupied=draw.uniform(0.0, 0.2, (n - 1, m)), latency=np.full(n - 1, 0.01),
+        forward=forward,
+        backward=2 * forward,
+        occupied=draw.uniform(0.0, 0.2, (n - 1, m)),
+        latency=np.full(n - 1, 0.01),
         which=np.arange(m),
-    )  # fmt: skip
+    )
 
 
 def whole_plan(n: int, m: int, R: int = 1, node: int = 0) -> tuple[Plan, Profile, Cluster]:
@@ -65,13 +68,19 @@ def whole_plan(n: int, m: int, R: int = 1, node: int = 0) -> tuple[Plan, Profile
         for i in range(n)
     ]
     measured = {
-        "device_type": "gpu", "microbatch_sizes": [1], "forward_seconds": [seconds],
-        "backward_seconds": [[2 * t for t in seconds]], "optimizer_seconds": [0.01] * n,
-    }  # fmt: skip
+        "device_type": "gpu",
+        "microbatch_sizes": [1],
+        "forward_seconds": [seconds],
+        "backward_seconds": [[2 * t for t in seconds]],
+        "optimizer_seconds": [0.01] * n,
+    }
     profile = {
-        "format": "hetpipe.profile/1", "model": "chain", "layers": layers, "measurements": [measured],
+        "format": "hetpipe.profile/1",
+        "model": "chain",
+        "layers": layers,
+        "measurements": [measured],
         "optimizer": {"state_bytes_per_parameter_byte": 2.0},
-    }  # fmt: skip
+    }
     cluster = {
         "format": "hetpipe.cluster/1",
         "device_types": {"gpu": {"memory": 10**12}},
@@ -84,18 +93,10 @@ def whole_plan(n: int, m: int, R: int = 1, node: int = 0) -> tuple[Plan, Profile
     place = [f"n{i // (node or n)}/{i % (node or n)}" for i in range(R * n)]
     counts = [m + (draw.randint(-m // 4, m // 4) if R > 1 else 0) for _ in range(R)]
     replicas = [
-        {
-            "microbatch_sizes": [1] * count,
-            "stages": [{"layers": [s, s + 1], "devices": [place[s * R + r]]} for s in range(n)],
-        }
+        {"microbatch_sizes": [1] * count, "stages": [{"layers": [s, s + 1], "devices": [place[s * R + r]]} for s in range(n)]}
         for r, count in enumerate(counts)
     ]
-    plan = {
-        "format": "hetpipe.plan/1",
-        "model": "chain",
-        "global_batch": sum(counts),
-        "replicas": replicas,
-    }
+    plan = {"format": "hetpipe.plan/1", "model": "chain", "global_batch": sum(counts), "replicas": replicas}
     return Plan.parse(plan, "plan"), Profile.parse(profile, "profile"), Cluster.parse(cluster, "cluster")
 
 
@@ -130,10 +131,7 @@ def crowd(R: int, n: int, m: int, repeats: int) -> tuple[float, float]:
     return seconds_of(lambda: simulate(*plan), repeats)
 
 
-def run(
-    repeats: Annotated[int, typer.Option(min=1)] = 9,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-) -> None:
+def run(repeats: Annotated[int, typer.Option(min=1)] = 9, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Print the least and the median of the repeats."""
     rows = {f"{n} × {m}": measure(n, m, repeats) for n, m in SHAPES}
     crowds = {f"{R} × {n} × {m}": crowd(R, n, m, repeats) for R, n, m in CROWDS}
@@ -151,9 +149,7 @@ def run(
     for shape, (least, middle) in crowds.items():
         table.add_row(shape, f"{1e3 * least:.1f} / {1e3 * middle:.1f}")
     Console().print(table)
-    Console().print(
-        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, one in use"
-    )
+    Console().print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, one in use")
 
 
 if __name__ == "__main__":

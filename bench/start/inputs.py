@@ -1,6 +1,6 @@
 """A small Qwen3 in a folder, with a tokenizer and a template, and chats.
 
-    python bench/start/inputs.py FOLDER LAYERS CHATS
+python bench/start/inputs.py FOLDER LAYERS CHATS
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ def write(folder: Path, layers: int, chats: int) -> None:
     whole.chat_template = TEMPLATE
     whole.save_pretrained(folder / "model")
     torch.manual_seed(0)
-    config = Qwen3Config(num_hidden_layers=layers, hidden_size=128, intermediate_size=384, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=32, vocab_size=len(whole), max_position_embeddings=1024)  # fmt: skip
+    config = Qwen3Config(
+        num_hidden_layers=layers,
+        hidden_size=128,
+        intermediate_size=384,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=len(whole),
+        max_position_embeddings=1024,
+    )
     Qwen3ForCausalLM(config).save_pretrained(folder / "model")
 
 

@@ -1,6 +1,6 @@
 """Transformers and peft do the same by hand, on one device, until the end of the first step.
 
-    python bench/start/plain.py FOLDER
+python bench/start/plain.py FOLDER
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A start of `hetpipe finetune` until its first step, by part: before and now, beside a plain script of transformers and peft.
 
-    python -m bench.start.run [--rounds N] [--layers 4,28] [--chats 400,20000] [--ranks 1,4] [--readme]
+python -m bench.start.run [--rounds N] [--layers 4,28] [--chats 400,20000] [--ranks 1,4] [--readme]
 """
 
 from __future__ import annotations
@@ -35,8 +35,18 @@ def rows_of(folder: Path, case: tuple[int, int, int], folders: dict[str, Path], 
         rows.append([*head, start, side, *cells, peak])
     plain = [run_worker(HERE / "plain.py", [str(folder)], folders[NEW], {"OMP_NUM_THREADS": "1"}) for _ in range(rounds)]
     seconds = [in_words([each[name] for each in plain], ".1f") for name in ("processor seconds", "wall seconds")]
-    rows.append([*head, "", "plain script", *[""] * 7, seconds[0], "", seconds[1],
-                 in_words([each["peak bytes"] / 2**20 for each in plain], ".0f")])  # fmt: skip
+    rows.append(
+        [
+            *head,
+            "",
+            "plain script",
+            *[""] * 7,
+            seconds[0],
+            "",
+            seconds[1],
+            in_words([each["peak bytes"] / 2**20 for each in plain], ".0f"),
+        ]
+    )
     return rows
 
 

@@ -21,10 +21,19 @@ from pathlib import Path
 TICKS = os.sysconf("SC_CLK_TCK")
 LOOK_SECONDS = 0.05
 PARTS = {
-    "starting: importing": "imports", "starting: reading": "data", "starting: building the data": "data", "tokenizing": "data",
-    "waiting for the data": "data", "starting: building the model": "model", "trying": "looks", "measuring": "measuring",
-    "waiting for the measurements": "measuring", "planning": "planning", "starting: loading": "loading", "training": "first step",
-}  # fmt: skip
+    "starting: importing": "imports",
+    "starting: reading": "data",
+    "starting: building the data": "data",
+    "tokenizing": "data",
+    "waiting for the data": "data",
+    "starting: building the model": "model",
+    "trying": "looks",
+    "measuring": "measuring",
+    "waiting for the measurements": "measuring",
+    "planning": "planning",
+    "starting: loading": "loading",
+    "training": "first step",
+}
 
 
 class Watched:
@@ -55,12 +64,29 @@ class Watched:
 def start(folder: Path, ranks: int, output: str) -> dict[str, float]:
     """One start, which is stopped after its first step."""
     devices = ",".join(f"d{rank}:2GiB:1" for rank in range(ranks))
-    command = [sys.executable, "-m", "hetpipe", "finetune", "model", "chats.jsonl", "-o", output, "--emulate", devices,
-               "--global-batch", "8", "--length", "425", "--lr", "1e-3"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "hetpipe",
+        "finetune",
+        "model",
+        "chats.jsonl",
+        "-o",
+        output,
+        "--emulate",
+        devices,
+        "--global-batch",
+        "8",
+        "--length",
+        "425",
+        "--lr",
+        "1e-3",
+    ]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     began = time.monotonic()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables,
-                               start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables, start_new_session=True
+    )
     watched, lines = Watched(process.pid), list[str]()
     assert process.stdout is not None
     reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True)  # type: ignore[union-attr]

@@ -87,8 +87,11 @@ def measure(job: Job, micro: int, rounds: int) -> None:
         seconds = [x for result in found[way] for x in result.steady_seconds]
         low, middle, high = (x * 1e3 for x in (quantiles(seconds)[0], median(seconds), quantiles(seconds)[2]))
         over = max(result.overrun_fraction for result in found[way])
-        print(f"| {micro} | {way} | {middle:.0f} | {low:.0f} to {high:.0f} | {predicted * 1e3:.0f} "
-              f"| {predicted * 1e3 / middle - 1:+.1%} | {over:.1%} |", flush=True)  # fmt: skip
+        print(
+            f"| {micro} | {way} | {middle:.0f} | {low:.0f} to {high:.0f} | {predicted * 1e3:.0f} "
+            f"| {predicted * 1e3 / middle - 1:+.1%} | {over:.1%} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -12,9 +12,15 @@ from hetpipe.building.datasets import DataSplits, Vectors
 # Milliseconds of a layer of bert-large (512 tokens, float32, one sample more) forward, as Zorse's authors measured it on each
 # card (model_latencies.json of github.com/benson-guo/zorse; Guo et al. 2025, arXiv 2507.10392), and GiB.
 CARDS = {
-    "l40s": (0.68, 48), "a6000": (1.00, 48), "a10g": (1.15, 24), "v100": (1.19, 32), "l4": (1.92, 24), "p100": (2.76, 16),
-    "p40": (3.28, 24), "t4": (3.70, 16),
-}  # fmt: skip
+    "l40s": (0.68, 48),
+    "a6000": (1.00, 48),
+    "a10g": (1.15, 24),
+    "v100": (1.19, 32),
+    "l4": (1.92, 24),
+    "p100": (2.76, 16),
+    "p40": (3.28, 24),
+    "t4": (3.70, 16),
+}
 PROCESSORS = 0.8  # of two, that the devices of a cluster use together: more, and those that compute at once slow each other
 AMPLE = 2 * 2**30
 
@@ -55,18 +61,37 @@ MODELS: dict[str, dict[str, Any]] = {
         "data": {"target": "bench.throughput.clusters:images", "args": {"samples": 512, "pixels": 32, "classes": 10}},
     },
     "bert": {
-        "model": {"name": "bert", "args": {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
-                                           "intermediate_size": 512, "vocab_size": 2000, "max_position_embeddings": 64,
-                                           "num_labels": 8}},
+        "model": {
+            "name": "bert",
+            "args": {
+                "hidden_size": 128,
+                "num_hidden_layers": 8,
+                "num_attention_heads": 4,
+                "intermediate_size": 512,
+                "vocab_size": 2000,
+                "max_position_embeddings": 64,
+                "num_labels": 8,
+            },
+        },
         "data": {"name": "source_packages", "args": {"length": 64, "vocabulary": 2000, "samples": 512}},
     },
     "t5": {
-        "model": {"name": "t5", "args": {"d_model": 128, "d_ff": 512, "d_kv": 32, "num_layers": 4, "num_decoder_layers": 4,
-                                         "num_heads": 4, "vocab_size": 1000}},
+        "model": {
+            "name": "t5",
+            "args": {
+                "d_model": 128,
+                "d_ff": 512,
+                "d_kv": 32,
+                "num_layers": 4,
+                "num_decoder_layers": 4,
+                "num_heads": 4,
+                "vocab_size": 1000,
+            },
+        },
         "data": {"name": "function_docs", "args": {"length": 32, "vocabulary": 1000}},
         "loss": {"name": "cross_entropy", "weight": "tokens"},
     },
-}  # fmt: skip
+}
 
 
 def cluster_document(mix: Mix, memory: dict[str, int] | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How much faster is the plan than what people use today? Every way trains the same model on the same emulated devices, measured.
 
-    python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--seconds S] [--rounds N] [-o all.json] [--resume]
-                                   [--readme]
+python -m bench.throughput.run [--models gpt,bert] [--only TEXT] [--seconds S] [--rounds N] [-o all.json] [--resume]
+                               [--readme]
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ class Ran(NamedTuple):
     overrun: float
 
 
-def trained(
-    job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profile: Profile, rounds: int
-) -> dict[str, list[Ran]]:
+def trained(job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profile: Profile, rounds: int) -> dict[str, list[Ran]]:
     """The program of every rank: each plan `rounds` times in turn, for so many steps, in one process group. Returns the runs of
     the plans whose first rank this is."""
     session, found = open_session(job), dict[str, list[Ran]]()
@@ -95,11 +93,17 @@ def job_of(model: str, mix: Mix, folder: Path, memory: dict[str, int] | None = N
     """The job, and its cluster file in the folder."""
     Cluster.parse(cluster_document(mix, memory), mix.name).save(folder / "cluster.json")
     document = {
-        "format": "hetpipe.job/1", "cluster": str(folder / "cluster.json"), **MODELS[model],
+        "format": "hetpipe.job/1",
+        "cluster": str(folder / "cluster.json"),
+        **MODELS[model],
         "profiler": {"microbatch_sizes": [1, 2, 4], "repeats": 5, "cache": str(folder / "cache")},
-        "train": {"global_batch": BATCH, "steps": WARMUP_STEPS, "evaluate_samples": 0,
-                  "optimizer": {"name": "AdamW", "lr": 1e-4}},
-    }  # fmt: skip
+        "train": {
+            "global_batch": BATCH,
+            "steps": WARMUP_STEPS,
+            "evaluate_samples": 0,
+            "optimizer": {"name": "AdamW", "lr": 1e-4},
+        },
+    }
     return Job.parse(document, f"{model} on {mix.name}")
 
 
@@ -157,9 +161,16 @@ def compare(model: str, mix: Mix, seconds: float, rounds: int) -> dict[str, Any]
         runs = start_ranks(trained, (job, plans, steps, profile, rounds), cluster.devices, modules_of(job))
     ran, ours = {way: run for found in runs for way, run in found.items()}, plans[OURS].predicted
     assert ours is not None
-    return {"model": model, "cluster": mix.name, "devices": len(cluster.devices), "tight": mix.tight,
-            "fluid_seconds": ours.fluid_bound_seconds, "bound_seconds": ours.lower_bound_seconds, "reasons": reasons,
-            "ways": {way: row_of(ran[way]) for way in plans}}  # fmt: skip
+    return {
+        "model": model,
+        "cluster": mix.name,
+        "devices": len(cluster.devices),
+        "tight": mix.tight,
+        "fluid_seconds": ours.fluid_bound_seconds,
+        "bound_seconds": ours.lower_bound_seconds,
+        "reasons": reasons,
+        "ways": {way: row_of(ran[way]) for way in plans},
+    }
 
 
 def row_of(runs: Sequence[Ran]) -> dict[str, Any]:
@@ -167,10 +178,13 @@ def row_of(runs: Sequence[Ran]) -> dict[str, Any]:
     seconds = sorted(s for run in runs for s in run.seconds)
     middle = median(seconds)
     return {
-        "samples_per_second": BATCH / middle, "step_seconds": middle, "predicted_seconds": runs[0].predicted,
+        "samples_per_second": BATCH / middle,
+        "step_seconds": middle,
+        "predicted_seconds": runs[0].predicted,
         "relative_spread": (seconds[-1 - len(seconds) // 4] - seconds[len(seconds) // 4]) / middle,
-        "overrun_fraction": max(run.overrun for run in runs), "peaks": runs[-1].peaks,
-    }  # fmt: skip
+        "overrun_fraction": max(run.overrun for run in runs),
+        "peaks": runs[-1].peaks,
+    }
 
 
 def others(row: dict[str, Any]) -> dict[str, float]:
@@ -239,9 +253,15 @@ def told(rows: Sequence[dict[str, Any]]) -> str:
             lost.append(f"- {where}: {way} is {best / ours - 1:.1%} faster.")
         off += [(w["predicted_seconds"] / w["step_seconds"] - 1, f"{where}, {name}") for name, w in row["ways"].items()]
     worst = sorted(off, key=lambda pair: -abs(pair[0]))[:3]
-    lines = [f"**Where hetpipe does not win**: in {len(lost)} of {len(rows)} rows.", "", *lost, "",
-             "**Predictions that are furthest off** (above 0: the step took less):", "",
-             *(f"- {error:+.1%}: {where}." for error, where in worst)]  # fmt: skip
+    lines = [
+        f"**Where hetpipe does not win**: in {len(lost)} of {len(rows)} rows.",
+        "",
+        *lost,
+        "",
+        "**Predictions that are furthest off** (above 0: the step took less):",
+        "",
+        *(f"- {error:+.1%}: {where}." for error, where in worst),
+    ]
     return "\n".join(lines)
 
 

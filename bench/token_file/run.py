@@ -1,6 +1,6 @@
 """What does it take to have chats as tokens, at the first start and at the next? See README.md beside this file.
 
-    python -m bench.token_file.run [--rounds N] [--readme]
+python -m bench.token_file.run [--rounds N] [--readme]
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def main(
             for start in STARTS:
                 found = by_turns(HERE / "worker.py", [folder, str(count), str(ranks), start], folders, rounds)
                 for which in (OLD, NEW):
-                    cells = [in_words([each[f"data {what}"] for each in found[which]])
-                             for what in ("processor seconds", "wall seconds")]  # fmt: skip
+                    cells = [
+                        in_words([each[f"data {what}"] for each in found[which]])
+                        for what in ("processor seconds", "wall seconds")
+                    ]
                     memory = in_words([each["data bytes"] / 2**20 for each in found[which]], ".0f")
                     rows.append([f"{count:,}", str(ranks), start, which, *cells, memory])
                     print(rows[-1], flush=True)

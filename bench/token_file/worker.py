@@ -50,8 +50,16 @@ def read(count: int) -> None:
     held, began, used = own_bytes(), time.perf_counter(), processor_seconds()
     data = chat(f"{count}.jsonl", "words", LENGTH)
     digests = data.train.digests()  # type: ignore[attr-defined]  # which a run compares
-    print(json.dumps({"wall": time.perf_counter() - began, "processor": processor_seconds() - used,
-                      "bytes": own_bytes() - held, "digest": digests[0]}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "wall": time.perf_counter() - began,
+                "processor": processor_seconds() - used,
+                "bytes": own_bytes() - held,
+                "digest": digests[0],
+            }
+        )
+    )
 
 
 def main(folder: str, count: str, ranks: str, start: str) -> None:
@@ -60,15 +68,28 @@ def main(folder: str, count: str, ranks: str, start: str) -> None:
     prepare(Path(folder), int(count))
     if start == "first":
         shutil.rmtree(".hetpipe", ignore_errors=True)
-    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "OMP_NUM_THREADS": "1"}
-              for rank in range(int(ranks))]  # fmt: skip
-    started = [subprocess.Popen([sys.executable, __file__, "read", count], env=os.environ | place, stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL) for place in places]  # fmt: skip
+    places = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "OMP_NUM_THREADS": "1"}
+        for rank in range(int(ranks))
+    ]
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, "read", count], env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        for place in places
+    ]
     found = [json.loads(process.communicate()[0]) for process in started]
     assert len({each["digest"] for each in found}) == 1
     most = {key: max(each[key] for each in found) for key in ("wall", "bytes")}
-    print(json.dumps({"data wall seconds": most["wall"], "data bytes": most["bytes"],
-                      "data processor seconds": sum(each["processor"] for each in found)}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "data wall seconds": most["wall"],
+                "data bytes": most["bytes"],
+                "data processor seconds": sum(each["processor"] for each in found),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

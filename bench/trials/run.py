@@ -1,6 +1,6 @@
 """What does it take to try layers before they train? See README.md beside this file.
 
-    python -m bench.trials.run [--steps N]
+python -m bench.trials.run [--steps N]
 """
 
 from __future__ import annotations
@@ -40,14 +40,25 @@ def words(most: int = 1000) -> Tensors:
 CASES = [
     Case("GPT, 12 blocks of width 384", lambda: gpt.build(layers=12, width=384, context=WORDS), lambda: words(90)),
     Case("GPT-2, 12 blocks of width 384", lambda: gpt2.build(n_layer=12, n_embd=384, n_head=6, vocab_size=1000), words),
-    Case("Llama, 12 blocks of width 384",
-         lambda: llama.build(hidden_size=384, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=6,
-                             num_key_value_heads=6, vocab_size=1000), words),
-    Case("BERT, 12 blocks of width 384",
-         lambda: bert.build(hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=6,
-                            vocab_size=1000), words),
+    Case(
+        "Llama, 12 blocks of width 384",
+        lambda: llama.build(
+            hidden_size=384,
+            intermediate_size=1024,
+            num_hidden_layers=12,
+            num_attention_heads=6,
+            num_key_value_heads=6,
+            vocab_size=1000,
+        ),
+        words,
+    ),
+    Case(
+        "BERT, 12 blocks of width 384",
+        lambda: bert.build(hidden_size=384, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=6, vocab_size=1000),
+        words,
+    ),
     Case("ResNet-18, 32 × 32 pixels", resnet.build, lambda: torch.randn(BATCH, 3, 32, 32)),
-]  # fmt: skip
+]
 
 
 def step(net: nn.Sequential, inputs: Tensors) -> float:
@@ -78,11 +89,34 @@ def main(steps: Annotated[int, typer.Option(help="Of the run whose share of tria
         pairs = [(step(net, inputs), trial(net, inputs)) for _ in range(REPEATS)]  # in turns, since machines are shared
         ratios = sorted(t / s for s, t in pairs)
         share = steps.bit_length() * median(ratios) / steps  # in steps 1, 2, 4, 8, …
-        rows.append([case.name, str(len(net)), f"{sum(p.numel() for p in net.parameters()) / 1e6:.1f}",
-                     f"{median(s for s, _ in pairs):.2f}", f"{median(t for _, t in pairs):.2f}", f"{median(ratios):.2f}",
-                     f"{ratios[0]:.2f} to {ratios[-1]:.2f}", f"{share:.1%}"])  # fmt: skip
-    print(markdown(["model", "layers", "million parameters", f"forward and backward of {BATCH} samples, s", "trial, s", "ratio",
-                    "spread", f"share of {steps} steps"], rows, words=1))  # fmt: skip
+        rows.append(
+            [
+                case.name,
+                str(len(net)),
+                f"{sum(p.numel() for p in net.parameters()) / 1e6:.1f}",
+                f"{median(s for s, _ in pairs):.2f}",
+                f"{median(t for _, t in pairs):.2f}",
+                f"{median(ratios):.2f}",
+                f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+                f"{share:.1%}",
+            ]
+        )
+    print(
+        markdown(
+            [
+                "model",
+                "layers",
+                "million parameters",
+                f"forward and backward of {BATCH} samples, s",
+                "trial, s",
+                "ratio",
+                "spread",
+                f"share of {steps} steps",
+            ],
+            rows,
+            words=1,
+        )
+    )
 
 
 if __name__ == "__main__":

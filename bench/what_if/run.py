@@ -85,9 +85,7 @@ def cells(row: Row) -> list[str]:
     return [row.card, row.precision, str(len(row.ratios)), ", ".join(row.sources), *(f"{x:.2f}" for x in numbers)]
 
 
-def run(
-    table_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None,
-) -> None:
+def run(table_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None) -> None:
     """Scale every measured card from others."""
     pages = []
     for other_models in (False, True):

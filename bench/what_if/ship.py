@@ -62,10 +62,14 @@ def published(folder: Path) -> MeasuredLayers:
                 of_card = cells.setdefault(known_cards().find(card), {}).setdefault(tokens, {})
                 of_card.setdefault(DTYPES[dtype], thinned(read_cell(cell, f"{model}: {card}, {tokens} tokens, {dtype}")))
         models[name_of(known)] = MeasuredModel(
-            hidden_size=sizes.hidden, layers=sizes.layers, layer_parameters=sizes.layer_parameters,
-            embedding_parameters=sizes.embedding_parameters, head_parameters=sizes.head_parameters,
-            vocabulary=VOCABULARY, cells=cells,
-        )  # fmt: skip
+            hidden_size=sizes.hidden,
+            layers=sizes.layers,
+            layer_parameters=sizes.layer_parameters,
+            embedding_parameters=sizes.embedding_parameters,
+            head_parameters=sizes.head_parameters,
+            vocabulary=VOCABULARY,
+            cells=cells,
+        )
     return MeasuredLayers(
         format="hetpipe.measured_layers/1",
         source="Zorse (Guo et al. 2025, arXiv 2507.10392, github.com/benson-guo/zorse) and Cephalo (ICS '25, arXiv 2411.01075)",

@@ -71,9 +71,12 @@ def priced(folder: Path) -> tuple[Profile, Cluster, float, list[Priced]]:
     config = read_mapping(folder / "training_config.json")
     cluster = zorse_cluster(folder / "cluster_info.json", ImportOptions(model=MODEL))
     question = Question(
-        model=measured_model(MODEL), machines=(CARDS,), cards=known_cards().cards, link=next(iter(cluster.nodes)).link,  # type: ignore[arg-type]
+        model=measured_model(MODEL),
+        machines=(CARDS,),
+        cards=known_cards().cards,
+        link=next(iter(cluster.nodes)).link,  # type: ignore[arg-type]
         tokens=config["sequence_length"],
-    )  # fmt: skip
+    )
     profile = profile_of(question)[0].at(dict.fromkeys(CARDS, "fp16"))
     whole = with_assumed(cluster, profile)
     theirs = published_plan(config, cluster, len(profile.layers))

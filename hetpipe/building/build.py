@@ -54,9 +54,7 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str,
     raises beside refusals of its arguments is its own fault, and is told with its traceback."""
     signature = inspect.signature(function)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        known = [
-            n for n, p in signature.parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+        known = [n for n, p in signature.parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
         for name in arguments:
             if name not in known:
                 raise InputError(f"{what} has no argument {name!r}{nearest(name, known)}")
@@ -82,9 +80,7 @@ def build_data(job: Job) -> DataSplits:
     if isinstance(splits, tuple) and len(splits) == 2:
         splits = DataSplits(train=splits[0], test=splits[1])
     if not isinstance(splits, DataSplits):
-        raise InputError(
-            f"data {job.data.label!r} must return DataSplits(train, test) or a pair, found {type(splits).__name__}"
-        )
+        raise InputError(f"data {job.data.label!r} must return DataSplits(train, test) or a pair, found {type(splits).__name__}")
     for part, samples in (("training", splits.train), ("test", splits.test)):
         if samples is not None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise InputError(
@@ -125,8 +121,9 @@ def build_loss(section: LossSection) -> Loss:
         function = LOSSES[name]
         if section.class_weights is not None:
             both: dict[str, Any] = {"ignore_index": section.ignore_index, "class_weights": section.class_weights}
-            return Loss(function=partial(cross_entropy, **both), weight=partial(class_weight, **both),
-                        ignore_index=section.ignore_index)  # fmt: skip
+            return Loss(
+                function=partial(cross_entropy, **both), weight=partial(class_weight, **both), ignore_index=section.ignore_index
+            )
         if name == "cross_entropy" and section.ignore_index != -100:
             function = partial(cross_entropy, ignore_index=section.ignore_index)
     weight = registry.load_target(section.weight_fn) if section.weight_fn is not None else section.weight
@@ -164,8 +161,9 @@ def _try_optimizer(section: TorchNamed, dtype: torch.dtype, device: torch.device
         optimizer.step()
     except Exception as error:
         kind = {"cpu": "CPUs", "cuda": "GPUs"}.get(device.type, device.type)
-        raise InputError(f"optimizer {section.name!r} cannot take a step on {kind} with {shown(section.arguments)}: "
-                         f"{cut(str(error))}") from error  # fmt: skip
+        raise InputError(
+            f"optimizer {section.name!r} cannot take a step on {kind} with {shown(section.arguments)}: {cut(str(error))}"
+        ) from error
 
 
 def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, steps: int | None) -> None:
@@ -180,8 +178,10 @@ def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, s
             scheduler.step()
     except (ArithmeticError, TypeError, ValueError) as error:
         hint = ": what counts steps must be above 0" if isinstance(error, ZeroDivisionError) else ""
-        raise InputError(f"scheduler {section.name!r} does not run with {shown(section.arguments)}: "
-                         f"{type(error).__name__}: {cut(str(error))}{hint}") from error  # fmt: skip
+        raise InputError(
+            f"scheduler {section.name!r} does not run with {shown(section.arguments)}: "
+            f"{type(error).__name__}: {cut(str(error))}{hint}"
+        ) from error
 
 
 def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
@@ -249,9 +249,16 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
     inputs, targets, numbers = select(inputs, order), select(targets, order), [numbers[i] for i in order.tolist()]
     first, section = slice(0, ROWS), job.model
     loss = fused_loss(job.loss, layers) if _labels(job) else build_loss(job.loss)
-    model = Model(name=section.label, layers=layers, inputs=select(inputs, first), targets=select(targets, first), loss=loss,
-                  batch_norm=section.batch_norm, coupled_layers=section.coupled_layers,
-                  shorter=shorter_batches(data, job.train))  # fmt: skip
+    model = Model(
+        name=section.label,
+        layers=layers,
+        inputs=select(inputs, first),
+        targets=select(targets, first),
+        loss=loss,
+        batch_norm=section.batch_norm,
+        coupled_layers=section.coupled_layers,
+        shorter=shorter_batches(data, job.train),
+    )
     if model.loss.skips_samples(targets):
         raise InputError(f"data {job.data.label!r}: {model.loss.skipped()}")
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
@@ -276,9 +283,7 @@ def optimizer_factory(section: TorchNamed) -> Callable[[Sequence[nn.Parameter]],
     found = _torch_class(torch.optim, torch.optim.Optimizer, section.name, "optimizer")
     if section.name in _OPTIMIZERS_REFUSED:
         reason = _OPTIMIZERS_REFUSED[section.name]
-        raise InputError(
-            f"optimizer {section.name!r} cannot train a pipeline: {reason}; use, for example, AdamW"
-        )
+        raise InputError(f"optimizer {section.name!r} cannot train a pipeline: {reason}; use, for example, AdamW")
     return lambda parameters: _call(
         lambda **kw: found(list(parameters), **kw), _checked(found, section), f"optimizer {section.name!r}"
     )
@@ -317,8 +322,10 @@ def build_scheduler(
         warmup = 0
     most = getattr(main, "total_steps", None)
     if steps is not None and most is not None and steps - warmup > most:
-        raise InputError(f"scheduler {section.name!r} has total_steps: {most}, but the job trains {steps} steps"
-                         + (f", {warmup} of them its warm-up" if warmup else ""))  # fmt: skip
+        raise InputError(
+            f"scheduler {section.name!r} has total_steps: {most}, but the job trains {steps} steps"
+            + (f", {warmup} of them its warm-up" if warmup else "")
+        )
     if not warmup:
         return main
     rise = schedulers.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup)

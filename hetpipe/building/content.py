@@ -65,8 +65,11 @@ class Content(Strict):
 
     def other(self, than: Content) -> str:
         """What of the data is another than it was; nothing where all is the same, as far as both say it."""
-        told = [f"the {what} is another" for what, name in (("tokenizer", "tokenizer"), ("template of chats", "template"))
-                if None not in (was := (getattr(than, name), getattr(self, name))) and was[0] != was[1]]  # fmt: skip
+        told = [
+            f"the {what} is another"
+            for what, name in (("tokenizer", "tokenizer"), ("template of chats", "template"))
+            if None not in (was := (getattr(than, name), getattr(self, name))) and was[0] != was[1]
+        ]
         if self.samples != than.samples:
             told.append(f"there were {than.samples} samples to train on, and there are {self.samples}")
         elif (self.whole is None) != (than.whole is None) and None not in (self.looked_at, than.looked_at):

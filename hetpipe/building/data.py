@@ -82,13 +82,7 @@ class EpochSampler:
 
     def state_dict(self) -> SamplerState:
         """The state, for a checkpoint."""
-        return SamplerState(
-            samples=self.samples,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            epoch=self.epoch,
-            position=self.position,
-        )
+        return SamplerState(samples=self.samples, seed=self.seed, shuffle=self.shuffle, epoch=self.epoch, position=self.position)
 
     def load_state_dict(self, state: SamplerState) -> None:
         """Continues where the state was saved, in the saved run's order: its seed is taken over too."""
@@ -215,8 +209,10 @@ def _padded(dataset: Ragged, samples: Sequence[Any], size: int) -> tuple[Any, An
     for part, what in zip(found, ("inputs", "targets"), strict=True):
         every = part if isinstance(part, tuple | list) else [part]
         if any(not isinstance(t, Tensor) or t.ndim == 0 or len(t) != len(samples) for t in every) or not every:
-            raise InputError(f"{kind}.padded gives {what} {_shape(part)} for {len(samples)} samples: dimension 0 of each of "
-                             "their tensors must count samples")  # fmt: skip
+            raise InputError(
+                f"{kind}.padded gives {what} {_shape(part)} for {len(samples)} samples: dimension 0 of each of "
+                "their tensors must count samples"
+            )
     inputs, targets = (tuple(part) if isinstance(part, list) else part for part in found)
     return inputs, targets
 

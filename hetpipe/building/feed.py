@@ -142,10 +142,16 @@ class Reader(Iterator[Rows]):
         alive, self._life = os.pipe()
         given = _SamplesOrError(dataset, reading.convert)
         loader: DataLoader[Any] = DataLoader(
-            given, sampler=asked, batch_size=None, num_workers=reading.workers, collate_fn=_as_it_is,  # type: ignore[arg-type]
-            pin_memory=reading.pinned, worker_init_fn=partial(_begin_worker, alive, self._life),
-            multiprocessing_context="fork", generator=torch.Generator(),  # else a number is drawn from the user's
-        )  # fmt: skip
+            given,  # type: ignore[arg-type]
+            sampler=asked,
+            batch_size=None,
+            num_workers=reading.workers,
+            collate_fn=_as_it_is,
+            pin_memory=reading.pinned,
+            worker_init_fn=partial(_begin_worker, alive, self._life),
+            multiprocessing_context="fork",
+            generator=torch.Generator(),  # else a number is drawn from the user's
+        )
         with warnings.catch_warnings():  # from Python 3.12 on, of the threads that wait for other ranks
             warnings.simplefilter("ignore", DeprecationWarning)
             self._found = iter(loader)

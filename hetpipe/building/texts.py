@@ -22,9 +22,7 @@ SPECIAL = 4
 IGNORED = -100
 PACKAGES = ("asyncio", "ctypes", "email", "http", "importlib", "multiprocessing", "unittest", "xml")
 _WORD = re.compile(r"[A-Za-z]+|\d+|[^\sA-Za-z\d_]")
-_FUNCTION = re.compile(
-    r'^[ \t]*def (?P<name>\w+)\((?P<arguments>[^()]*)\)[^\n:]*:\n\s+r?"""\s*(?P<text>[^\n"]+)', re.MULTILINE
-)
+_FUNCTION = re.compile(r'^[ \t]*def (?P<name>\w+)\((?P<arguments>[^()]*)\)[^\n:]*:\n\s+r?"""\s*(?P<text>[^\n"]+)', re.MULTILINE)
 _CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -49,9 +47,7 @@ class Vocabulary:
         kept = sorted(count, key=lambda word: (-count[word], word))[: size - SPECIAL]
         self.number = {word: SPECIAL + rank for rank, word in enumerate(kept)}
 
-    def encode(
-        self, texts: Sequence[Sequence[str]], length: int, *, first: bool = False, end: bool = False
-    ) -> Tensor:
+    def encode(self, texts: Sequence[Sequence[str]], length: int, *, first: bool = False, end: bool = False) -> Tensor:
         """int64 [texts, length], cut or padded; FIRST before, END behind the words on request."""
         rows = torch.full((len(texts), length), PAD)
         for row, text in zip(rows, texts, strict=True):
@@ -67,11 +63,7 @@ def words_of(text: str) -> list[str]:
 
 
 def source_packages(
-    packages: Sequence[str] = PACKAGES,
-    length: int = 32,
-    vocabulary: int = 2000,
-    samples: int = 400,
-    test_fraction: float = 0.1,
+    packages: Sequence[str] = PACKAGES, length: int = 32, vocabulary: int = 2000, samples: int = 400, test_fraction: float = 0.1
 ) -> DataSplits:
     """Which package of the standard library some lines of source come from: inputs are words int64 [length], the first
     of them FIRST, and their mask; the target is the package's number.
@@ -106,9 +98,7 @@ def _pieces(package: str, count: int) -> list[list[str]]:
     return found
 
 
-def function_docs(
-    length: int = 24, vocabulary: int = 3000, samples: int | None = None, test_fraction: float = 0.1
-) -> DataSplits:
+def function_docs(length: int = 24, vocabulary: int = 3000, samples: int | None = None, test_fraction: float = 0.1) -> DataSplits:
     """From a function's name and arguments to the first line of its documentation. Inputs are the source's words int64 [length],
     their mask, and the target's words shifted to the right; targets are its words and END, int64 [length], IGNORED where
     there is padding or a word that the vocabulary lacks.
@@ -123,18 +113,11 @@ def function_docs(
     if samples is not None:
         require_count("samples", samples, "function_docs")
     pairs = dict.fromkeys(
-        (f"{m['name']} ( {m['arguments']} )", m["text"])
-        for text in _sources("")
-        for m in _FUNCTION.finditer(text)
+        (f"{m['name']} ( {m['arguments']} )", m["text"]) for text in _sources("") for m in _FUNCTION.finditer(text)
     )
-    chosen = [
-        (words_of(a), words_of(b))
-        for a, b in list(pairs)[:: max(1, len(pairs) // (samples or len(pairs)))][:samples]
-    ]
+    chosen = [(words_of(a), words_of(b)) for a, b in list(pairs)[:: max(1, len(pairs) // (samples or len(pairs)))][:samples]]
     held = held_out(len(chosen), test_fraction)
-    known = Vocabulary(
-        [a + b for (a, b), out in zip(chosen, held.tolist(), strict=True) if not out], vocabulary
-    )
+    known = Vocabulary([a + b for (a, b), out in zip(chosen, held.tolist(), strict=True) if not out], vocabulary)
     source = known.encode([a for a, _ in chosen], length, end=True)
     target = known.encode([b for _, b in chosen], length, end=True)
     read = torch.nn.functional.pad(target[:, :-1], (1, 0), value=PAD)
@@ -154,10 +137,7 @@ def _sources(package: str) -> list[str]:
 
 def _left_out(parts: Sequence[str]) -> bool:
     """Tests, installed packages, and what describes the machine."""
-    return any(
-        p in ("test", "tests", "site-packages", "dist-packages") or p.startswith("_sysconfigdata")
-        for p in parts
-    )
+    return any(p in ("test", "tests", "site-packages", "dist-packages") or p.startswith("_sysconfigdata") for p in parts)
 
 
 def _split(inputs: tuple[Tensor, ...], targets: Tensor, held: Tensor) -> DataSplits:

@@ -66,14 +66,29 @@ def newest(store: Store, world: World) -> Stored | None:
 # ---- saving ----
 
 
-def save(folder: str | Path, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World,
-         keep: int, shard: tuple[int, int] = (0, 1)) -> Path:  # fmt: skip
+def save(
+    folder: str | Path,
+    step: int,
+    stage: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    extra: dict[str, Any],
+    world: World,
+    keep: int,
+    shard: tuple[int, int] = (0, 1),
+) -> Path:
     """`begin` and `finish` one checkpoint in a folder."""
     return Path(folder, begin(FolderStore(folder), step, stage, optimizer, extra, world, shard).finish(keep).name)
 
 
-def begin(store: Store, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World,
-          shard: tuple[int, int] = (0, 1)) -> Begun:  # fmt: skip
+def begin(
+    store: Store,
+    step: int,
+    stage: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    extra: dict[str, Any],
+    world: World,
+    shard: tuple[int, int] = (0, 1),
+) -> Begun:
     """What a checkpoint from all ranks will hold. `extra` is plain data (sampler, schedule). `shard`: which of the stage this
     rank has, of how many. InputError on every rank if they do not share this store."""
     world = world.patiently()
@@ -188,8 +203,10 @@ def read_state(checkpoint: Path | Stored) -> TrainerState:
     found = stored_at(checkpoint)
     data = found.describe()
     if isinstance(data, Mapping) and "steps" in data and "sampler" not in data:
-        raise InputError(f"checkpoint {found} is of a loop of one's own (hetpipe.save_checkpoint), which says no place in the "
-                         "data from which a job's run could go on: name another checkpoint.folder")  # fmt: skip
+        raise InputError(
+            f"checkpoint {found} is of a loop of one's own (hetpipe.save_checkpoint), which says no place in the "
+            "data from which a job's run could go on: name another checkpoint.folder"
+        )
     return TrainerState.whole(data, found.source)
 
 
@@ -230,8 +247,16 @@ def tensors_in(checkpoint: Stored, count: int | None) -> PartTensors:
     return found
 
 
-def load(checkpoint: Path | Stored, stage: nn.Module, optimizer: torch.optim.Optimizer | None, world: World, *,
-         whole: nn.Module | None = None, keeps: StateKeys | None = None, advice: str = ANEW) -> None:  # fmt: skip
+def load(
+    checkpoint: Path | Stored,
+    stage: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    world: World,
+    *,
+    whole: nn.Module | None = None,
+    keeps: StateKeys | None = None,
+    advice: str = ANEW,
+) -> None:
     """Load this stage's part, whatever the plan under which it was saved. All ranks go on together.
 
     InputError on every rank, before anything is changed, where the checkpoint is damaged, or of something else: `whole` is the

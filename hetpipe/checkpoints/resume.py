@@ -50,8 +50,11 @@ CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedu
 def identity(job: Job) -> dict[str, Any]:
     """What a run depends on, by the job's keys: `{"model.name": "gpt", "train.optimizer.lr": 0.001, …}`."""
     named = {name: getattr(job, name) for name in ("model", "adapter", "data", "loss", "train")}
-    sections = {name: section.model_dump(mode="json", exclude=set(FREE.get(name, ())))
-                for name, section in named.items() if section is not None}  # fmt: skip
+    sections = {
+        name: section.model_dump(mode="json", exclude=set(FREE.get(name, ())))
+        for name, section in named.items()
+        if section is not None
+    }
     return dict(flat(sections, ""))
 
 
@@ -61,13 +64,16 @@ UNSAID["train.scheduler.from_step"] = 0
 
 def compare(
     saved: Mapping[str, Any] | None, own: Mapping[str, Any], checkpoint: Path | Stored, *, step: int, anew: bool = False
-) -> str | None:  # fmt: skip
+) -> str | None:
     """What is to be said of a job that has changed since this step (None: nothing); InputError where the run cannot go on so.
     `anew`: its schedule begins here."""
     if saved is None:
         return None  # by a version that did not say
-    changed = [key for key in dict.fromkeys((*saved, *own))
-               if not key.startswith(CONFIG) and saved.get(key, UNSAID.get(key)) != own.get(key)]  # fmt: skip
+    changed = [
+        key
+        for key in dict.fromkeys((*saved, *own))
+        if not key.startswith(CONFIG) and saved.get(key, UNSAID.get(key)) != own.get(key)
+    ]
     changed += (configured := config_changes(saved, own))
     scheduled = any(key.startswith("train.scheduler.") for key in own)
     refused = [key for key in changed if not (anew and _is_of_schedule(key, scheduled)) and _binds(key, scheduled)]
@@ -248,9 +254,11 @@ class Saved:
             return False
         if state is None or state.step != begin:
             found = f"the newest checkpoint, {newest}, is of step {state.step}" if state is not None else "there is no checkpoint"
-            raise InputError(f"train.scheduler.from_step is {begin}, at which this schedule takes the place of another, and "
-                             f"{found}: "
-                             "leave it out, or write the step of that checkpoint")  # fmt: skip
+            raise InputError(
+                f"train.scheduler.from_step is {begin}, at which this schedule takes the place of another, and "
+                f"{found}: "
+                "leave it out, or write the step of that checkpoint"
+            )
         return True
 
     def _identity(self) -> dict[str, Any]:

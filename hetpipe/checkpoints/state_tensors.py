@@ -146,9 +146,7 @@ def empty_optimizer_state(
     """Room for what a checkpoint has of the parameters that this optimizer trains."""
     groups = optimizer.param_groups
     trained = {p for group in groups for p in group["params"]}
-    counted_there = {
-        p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]
-    }
+    counted_there = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
     wanted = {}
     for parameter, names in _names(stage).items():
         prefix = f"{OPTIMIZER}{names[0]}."

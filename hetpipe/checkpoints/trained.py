@@ -54,7 +54,9 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str] | Store) -> in
         materialise(model)  # layers on the meta device
         check_numbers(state.base_numbers, numbers_of_base(model, alone()), found)
     if empty := next((name for name, p in state_of(model).items() if p.is_meta), None):
-        raise InputError(f"{empty!r} of the model is on the meta device, and has no memory to load it into; build the model "
-                         "without torch.device('meta')")  # fmt: skip
+        raise InputError(
+            f"{empty!r} of the model is on the meta device, and has no memory to load it into; build the model "
+            "without torch.device('meta')"
+        )
     checkpoint.load(found, model, None, alone(), whole=model, advice=LIKE_TRAINED)
     return read_saved(found).step

@@ -167,9 +167,7 @@ def _told(layers: Sequence[str]) -> str:
     return f"layers {shown(layers[0])} to {shown(layers[-1])}" if layers else "no layers"
 
 
-def take_over(
-    scheduler: torch.optim.lr_scheduler.LRScheduler, optimizer: torch.optim.Optimizer, state: SavedState
-) -> None:
+def take_over(scheduler: torch.optim.lr_scheduler.LRScheduler, optimizer: torch.optim.Optimizer, state: SavedState) -> None:
     """Let a schedule and its optimizer go on from what was saved, once that is checked."""
     scheduler.load_state_dict(state.scheduler_state or {})
     for group, values in zip(optimizer.param_groups, state.scheduled, strict=True):

@@ -57,14 +57,18 @@ out, err = Screen(), Screen(stderr=True)
 ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="cluster.yaml")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a key of the job: train.steps=50. May be repeated.")
-]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the job: train.steps=50. May be repeated.")]
 JobFile = Annotated[Path, typer.Argument(help="job.yaml")]
 
 FORMATS: dict[str, type[Document]] = {
-    "cluster": Cluster, "profile": Profile, "plan": Plan, "job": Job, "catalogue": Catalogue, "front": Front, "cards": Cards,
-}  # fmt: skip
+    "cluster": Cluster,
+    "profile": Profile,
+    "plan": Plan,
+    "job": Job,
+    "catalogue": Catalogue,
+    "front": Front,
+    "cards": Cards,
+}
 
 
 def _version(wanted: bool) -> None:
@@ -101,9 +105,7 @@ def _print_json(value: Any) -> None:
 @app.command()
 def profile(
     job_file: JobFile,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path(
-        "profile.json"
-    ),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path("profile.json"),
     share: Annotated[
         Path | None, typer.Option(help="Also write a small file without anything private, for 'hetpipe what-if --profiles'.")
     ] = None,
@@ -150,27 +152,17 @@ def profile(
 def plan(
     profile: ProfileFile,
     cluster: ClusterFile,
-    global_batch: Annotated[
-        int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")
-    ],
+    global_batch: Annotated[int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")],
     partitioner: Annotated[str, typer.Option(help="auto, or another by name.")] = "auto",
     schedule: Annotated[ScheduleChoice, typer.Option(help="The order of a stage's actions.")] = "auto",
     backend: Annotated[Backend, typer.Option(help="What is to run the plan.")] = "torch",
     max_price_per_hour: Annotated[float | None, typer.Option(min=0, help="Of the devices that the plan uses.")] = None,
     deadline_seconds_per_step: Annotated[float | None, typer.Option(min=0, help="Find the cheapest plan within it.")] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Seconds to search; then the best plan so far.")
-    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds to search; then the best plan so far.")] = None,
     effort: Annotated[EffortChoice, typer.Option(help="How much auto tries: less, and sooner done, or more.")] = "normal",
-    pareto: Annotated[
-        bool, typer.Option("--pareto", help="The front of price and time over all sub-clusters.")
-    ] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="With --pareto: every sub-cluster as a line.")
-    ] = None,
-    plans: Annotated[
-        Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")
-    ] = None,
+    pareto: Annotated[bool, typer.Option("--pareto", help="The front of price and time over all sub-clusters.")] = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="With --pareto: every sub-cluster as a line.")] = None,
+    plans: Annotated[Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")] = None,
     precision: Annotated[
         str | None,
         typer.Option(help="Of a profile that holds several: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or auto."),
@@ -179,17 +171,17 @@ def plan(
         float | None,
         typer.Option(help="Fraction of each device's memory to leave free, in place of what is assumed of the framework."),
     ] = None,
-    no_recompute: Annotated[
-        bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")
-    ] = False,
+    no_recompute: Annotated[bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")] = False,
     offload: Annotated[
         bool | None,
-        typer.Option("--offload/--no-offload", help="Whether stages may keep activations in the host's memory; else where nodes "
-                                                    "have a host_memory, and copies were measured."),
+        typer.Option(
+            "--offload/--no-offload",
+            help="Whether stages may keep activations in the host's memory; else where nodes "
+            "have a host_memory, and copies were measured.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="Where to write the plan; with --pareto .json, .svg or .png."),
+        Path | None, typer.Option("-o", "--output", help="Where to write the plan; with --pareto .json, .svg or .png.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -200,19 +192,21 @@ def plan(
     from hetpipe.show.report import plan_table
 
     measured, machines = Profile.load(profile), load_choice(cluster)
-    options = PlanOptions().changed({
-        "partitioner": partitioner,
-        "schedule": schedule,
-        "backend": backend,
-        "max_price_per_hour": max_price_per_hour,
-        "deadline_seconds_per_step": deadline_seconds_per_step,
-        "allow_recompute": not no_recompute,
-        "allow_offload": offload,
-        "precision": parse_precision(precision),
-        "memory_reserve": memory_reserve,
-        "time_limit_seconds": time_limit,
-        "effort": effort,
-    })  # fmt: skip
+    options = PlanOptions().changed(
+        {
+            "partitioner": partitioner,
+            "schedule": schedule,
+            "backend": backend,
+            "max_price_per_hour": max_price_per_hour,
+            "deadline_seconds_per_step": deadline_seconds_per_step,
+            "allow_recompute": not no_recompute,
+            "allow_offload": offload,
+            "precision": parse_precision(precision),
+            "memory_reserve": memory_reserve,
+            "time_limit_seconds": time_limit,
+            "effort": effort,
+        }
+    )
     whole = choice_of(machines).whole() if isinstance(machines, Catalogue) else measured.joined(machines)
     if pareto:
         from hetpipe.cli.front import run_front
@@ -228,9 +222,7 @@ def plan(
         raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
     with Activity("planning") as activity, StopRequest(signal.SIGINT) as request:
         try:
-            found = make_plan(
-                measured, machines, global_batch, options, progress=activity.say, stopped=request.__bool__
-            )
+            found = make_plan(measured, machines, global_batch, options, progress=activity.say, stopped=request.__bool__)
         except PartitionError as error:
             if request and error.out_of_time:
                 raise KeyboardInterrupt from None
@@ -344,9 +336,7 @@ def train(
 
 
 @app.command()
-def schema(
-    name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue, front or cards")],
-) -> None:
+def schema(name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue, front or cards")]) -> None:
     """Print the JSON Schema of a file format."""
     if name not in FORMATS:
         raise InputError(f"unknown format {name!r}{nearest(name, list(FORMATS))}")

@@ -21,12 +21,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 def export_command(
     plan: Annotated[Path, typer.Argument(help="plan.json")],
     to: Annotated[str, typer.Option("--to", help=f"{', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")],
-    cluster: Annotated[
-        Path | None, typer.Option(help="cluster.yaml: hosts, nodes and types of the devices.")
-    ] = None,
-    blocks: Annotated[
-        str | None, typer.Option(help="LO:HI, the layers that are transformer blocks (megatron).")
-    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: hosts, nodes and types of the devices.")] = None,
+    blocks: Annotated[str | None, typer.Option(help="LO:HI, the layers that are transformer blocks (megatron).")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the script.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,13 +43,9 @@ def export_command(
 
 def import_command(
     layout: Annotated[str, typer.Argument(help="sailor, fasop, metis or zorse: whose published files they are.")],
-    sources: Annotated[
-        list[Path], typer.Argument(help="Their folder; for metis also its clusterfile and hostfile.")
-    ],
+    sources: Annotated[list[Path], typer.Argument(help="Their folder; for metis also its clusterfile and hostfile.")],
     model: Annotated[str, typer.Option(help="Which model, or (metis) what to call it.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path(
-        "profile.json"
-    ),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path("profile.json"),
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     nodes: Annotated[str, typer.Option(help="The cluster: '4xGH-96x4,1xV100-16x8'.")] = "",
     zone: Annotated[str, typer.Option(help="sailor: the zone of the nodes.")] = "us-central1-a",
@@ -74,10 +66,18 @@ def import_command(
     check_output(cluster_output)
     links, sizes = parse_quantities(link, inside or (), memory or ())
     options = ImportOptions(
-        model=model, nodes=nodes, zone=zone, link=links.pop("", None), inside=links, memory=sizes,
-        hidden_size=hidden_size, sequence_length=sequence_length, attention_heads=attention_heads,
-        vocabulary=vocabulary, number_bytes=number_bytes,
-    )  # fmt: skip
+        model=model,
+        nodes=nodes,
+        zone=zone,
+        link=links.pop("", None),
+        inside=links,
+        memory=sizes,
+        hidden_size=hidden_size,
+        sequence_length=sequence_length,
+        attention_heads=attention_heads,
+        vocabulary=vocabulary,
+        number_bytes=number_bytes,
+    )
     found = run(layout, sources, options)
     if cluster_output is not None and found.cluster is None:
         raise InputError("--cluster-output needs a cluster: say which with --nodes, such as '4xGH-96x4'")

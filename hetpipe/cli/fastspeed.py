@@ -34,24 +34,16 @@ def _group() -> None:
 @app.command()
 def fastspeed(
     source: Annotated[Path, typer.Argument(metavar="ARGS.JSON", help="FastSpeed's args.json")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the job.")] = Path(
-        "job.yaml"
-    ),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the job.")] = Path("job.yaml"),
     data: Annotated[
         str | None,
-        typer.Option(
-            help="The data, which args.json does not name: 'module:function', or '{name: cifar10, args: {…}}'."
-        ),
+        typer.Option(help="The data, which args.json does not name: 'module:function', or '{name: cifar10, args: {…}}'."),
     ] = None,
     input_names: Annotated[
         str | None,
-        typer.Option(
-            help="Where samples' inputs are dicts: the keys that the model reads, as in 'input_ids,attention_mask'."
-        ),
+        typer.Option(help="Where samples' inputs are dicts: the keys that the model reads, as in 'input_ids,attention_mask'."),
     ] = None,
-    cluster: Annotated[
-        Path | None, typer.Option(help="cluster.yaml: its devices take the manual lists in their order.")
-    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: its devices take the manual lists in their order.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the job (and for shares given by hand, its plan) that FastSpeed's args.json means, and say what is different."""
@@ -74,9 +66,7 @@ def fastspeed(
     files = [str(output), *([str(plan_file)] if found.plan is not None else [])]
     if as_json:
         changes = [change._asdict() for change in found.changes]
-        sys.stdout.write(
-            json.dumps({"files": files, "model": found.model, "changes": changes}, indent=1) + "\n"
-        )
+        sys.stdout.write(json.dumps({"files": files, "model": found.model, "changes": changes}, indent=1) + "\n")
     else:
         _print(found, files)
 
@@ -89,9 +79,7 @@ def _data_section(text: str | None) -> Mapping[str, Any] | None:
     if isinstance(value, str):
         return {"target" if ":" in value else "name": value}
     if not isinstance(value, dict):
-        raise InputError(
-            f"cannot read --data {shown(text)}; write 'module:function' or '{{name: cifar10, args: {{…}}}}'"
-        )
+        raise InputError(f"cannot read --data {shown(text)}; write 'module:function' or '{{name: cifar10, args: {{…}}}}'")
     return value
 
 

@@ -37,9 +37,13 @@ def run_front(
     workers = cores() if choice_of(source).size > FEW_ROWS else 1
     with Activity("planning") as activity:
         found = make_front(
-            profile, source, global_batch, options, workers=workers,
+            profile,
+            source,
+            global_batch,
+            options,
+            workers=workers,
             progress=lambda done, total, text: activity.say(f"{done} of {total} sub-clusters, {text}"),
-        )  # fmt: skip
+        )
     written = _write(found, outputs)
     told = dict.fromkeys(note_of_precisions(plan, profile, cluster, options) for plan, cluster in found.plans)
     for note in filter(None, told):

@@ -93,8 +93,11 @@ def _note_writing(found: Stored, *, chat: bool) -> None:
 
     data = read_saved(found).data
     if data is not None and data.tokenizer is not None and chat is not (data.template is not None):
-        warn("note: the run was trained without a template of chats, and --chat writes the prompt by one" if chat
-             else "note: the run was trained on chats; --chat writes the prompt as one")  # fmt: skip
+        warn(
+            "note: the run was trained without a template of chats, and --chat writes the prompt by one"
+            if chat
+            else "note: the run was trained on chats; --chat writes the prompt as one"
+        )
 
 
 def _check_trust(said: Mapping[str, Any], job: Job | None, found: Stored, *, trusted: bool) -> None:

@@ -111,7 +111,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "--batch-size": "it is the samples of a whole step: --global-batch 64",
         "--cluster": "cards are named: --gpus 3090,1080ti",
     },
-}  # fmt: skip
+}
 # Of commands that take no argument of this kind
 ARGUMENTS = {
     "plan": "hetpipe plan takes no job: hetpipe profile job.yaml -o profile.json measures its model, and hetpipe plan --profile "

@@ -16,16 +16,14 @@ from hetpipe.spec.job import Job
 def export_weights_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
     job_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[JOB.YAML]", help="The job that was trained; without one, name a checkpoint."),
+        Path | None, typer.Argument(metavar="[JOB.YAML]", help="The job that was trained; without one, name a checkpoint.")
     ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="A checkpoint, or a folder of which the newest is taken; the job's checkpoint.folder by default."),
     ] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change a key of the job, as when it was trained. May be repeated."),
+        list[str] | None, typer.Option("--set", help="Change a key of the job, as when it was trained. May be repeated.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Of a model with adapters: the whole, to which they are added.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -57,9 +55,7 @@ def of_job(job: Job | None, job_file: Path | None) -> str:
     if job is None:
         raise InputError("name a job, or a checkpoint with --checkpoint")
     if job.checkpoint is None:
-        raise InputError(
-            f"{job_file} has no section 'checkpoint', so nothing was saved; name one with --checkpoint"
-        )
+        raise InputError(f"{job_file} has no section 'checkpoint', so nothing was saved; name one with --checkpoint")
     if not list_checkpoints(job.checkpoint.folder):
         raise InputError(
             f"{job.checkpoint.folder} (checkpoint.folder of {job_file}) holds no checkpoint (from {Path.cwd()}); train first"

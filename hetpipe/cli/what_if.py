@@ -66,13 +66,22 @@ def what_if(
     own = tuple(dict.fromkeys(card for machine in machines for card in machine))
     added = tuple(parse_cards(text, known) for text in add or ()) or (tuple((card,) for card in own) if not without else ())
     question = Question(
-        model=_model(model, profiles or ()), machines=machines, cards=known.cards,
-        link=_link(link, "--link"), network=_link(network, "--network") if network is not None else None,
-        added=added, without=tuple(known.find(name) for name in without or ()),
-        tokens=tokens, global_batch=global_batch, precision=parse_choice(precision, known), optimizer=optimizer,
-        prices=_prices(price or (), known), seconds=time_limit,
-        lora=parse_lora(lora) if lora is not None else None, base=base,
-    )  # fmt: skip
+        model=_model(model, profiles or ()),
+        machines=machines,
+        cards=known.cards,
+        link=_link(link, "--link"),
+        network=_link(network, "--network") if network is not None else None,
+        added=added,
+        without=tuple(known.find(name) for name in without or ()),
+        tokens=tokens,
+        global_batch=global_batch,
+        precision=parse_choice(precision, known),
+        optimizer=optimizer,
+        prices=_prices(price or (), known),
+        seconds=time_limit,
+        lora=parse_lora(lora) if lora is not None else None,
+        base=base,
+    )
     with Activity("planning") as activity:
         found = answer(question, activity.say)
     if output is not None:

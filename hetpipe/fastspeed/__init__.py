@@ -29,7 +29,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Imported on first use (PEP 562): converting a config needs no torch."""
     if name not in _HOMES:
-        raise AttributeError(
-            f"module 'hetpipe.fastspeed' has no attribute {name!r}; public: {', '.join(__all__)}"
-        )
+        raise AttributeError(f"module 'hetpipe.fastspeed' has no attribute {name!r}; public: {', '.join(__all__)}")
     return getattr(import_module(f"hetpipe.fastspeed.{_HOMES[name]}"), name)

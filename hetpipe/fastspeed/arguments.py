@@ -7,17 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from hetpipe.files.formats import (
-    Count,
-    Flag,
-    Name,
-    Number,
-    Positive,
-    Samples,
-    Strict,
-    read_mapping,
-    validated,
-)
+from hetpipe.files.formats import Count, Flag, Name, Number, Positive, Samples, Strict, read_mapping, validated
 from hetpipe.files.limits import MOST_COUNT
 from hetpipe.files.messages import Faults
 
@@ -135,9 +125,7 @@ class Arguments(Strict):
     @property
     def batch_size(self) -> int:
         """Samples that all devices take together in one of FastSpeed's iterations."""
-        return (
-            sum(self.strategy.manual_batchsize_list or ()) if self.is_manual else self.train.batch_size or 0
-        )
+        return sum(self.strategy.manual_batchsize_list or ()) if self.is_manual else self.train.batch_size or 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -157,8 +145,4 @@ class Arguments(Strict):
 
 
 _MANUAL = (("strategy", "manual_partition_list"), ("strategy", "manual_batchsize_list"))
-_AUTOBALANCED = (
-    ("train", "batch_size"),
-    ("strategy", "unbalanced_strategy"),
-    ("strategy", "test_batchsize_bytime"),
-)
+_AUTOBALANCED = (("train", "batch_size"), ("strategy", "unbalanced_strategy"), ("strategy", "test_batchsize_bytime"))

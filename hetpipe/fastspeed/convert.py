@@ -46,9 +46,7 @@ def convert(
     plan = None
     if strategy.manual_batchsize_list is not None and arguments.is_manual:
         devices = devices or [f"n0/{r}" for r in range(len(strategy.manual_batchsize_list))]
-        plan = accumulated(
-            manual_plan(strategy.manual_batchsize_list, devices), train.gradient_accumulate_step
-        )
+        plan = accumulated(manual_plan(strategy.manual_batchsize_list, devices), train.gradient_accumulate_step)
     job = {
         "format": "hetpipe.job/1",
         "model": _model(arguments, model, input_names),
@@ -81,19 +79,13 @@ def manual_plan(shares: Sequence[int], devices: Sequence[str]) -> Plan:
         ReplicaPlan(microbatch_sizes=(share,), stages=(StagePlan(layers=(0, 1), devices=(device,)),))
         for share, device in zip(shares, devices, strict=True)
     )
-    return Plan(
-        model=MODEL, global_batch=sum(shares), partitioner="FastSpeed's manual lists", replicas=replicas
-    )
+    return Plan(model=MODEL, global_batch=sum(shares), partitioner="FastSpeed's manual lists", replicas=replicas)
 
 
 def accumulated(plan: Plan, steps: int) -> Plan:
     """The plan of one step that is `steps` batches of this plan."""
-    replicas = tuple(
-        r.model_copy(update={"microbatch_sizes": r.microbatch_sizes * steps}) for r in plan.replicas
-    )
-    return plan.model_copy(
-        update={"global_batch": plan.global_batch * steps, "replicas": replicas, "predicted": None}
-    )
+    replicas = tuple(r.model_copy(update={"microbatch_sizes": r.microbatch_sizes * steps}) for r in plan.replicas)
+    return plan.model_copy(update={"global_batch": plan.global_batch * steps, "replicas": replicas, "predicted": None})
 
 
 def measured_sizes(arguments: Arguments) -> tuple[int, ...]:

@@ -61,9 +61,7 @@ def _imports(line: str) -> list[ast.Import | ast.ImportFrom]:
     return found
 
 
-def _bindings(
-    statements: Sequence[ast.Import | ast.ImportFrom],
-) -> tuple[dict[str, tuple[str, str]], list[str]]:
+def _bindings(statements: Sequence[ast.Import | ast.ImportFrom]) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Name → (module, name in it, "" for the module itself), the last line winning; and the modules imported with a star."""
     homes: dict[str, tuple[str, str]] = {}
     stars: list[str] = []
@@ -86,7 +84,5 @@ def _target(home: tuple[str, str], rest: Sequence[str], model_name: str) -> str:
     if rest:
         return f"{module}.{name}:{'.'.join(rest)}" if name else f"{module}:{'.'.join(rest)}"
     if not name:
-        raise InputError(
-            f"strategy.model_name {model_name!r} is the module {module!r}, not a class; write '{model_name}.Class'"
-        )
+        raise InputError(f"strategy.model_name {model_name!r} is the module {module!r}, not a class; write '{model_name}.Class'")
     return f"{module}:{name}"

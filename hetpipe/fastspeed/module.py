@@ -37,10 +37,7 @@ def as_one_layer(module: nn.Module, input_names: Sequence[str] | None = None) ->
 
 
 def one_layer(
-    target: str,
-    arguments: Sequence[Any] = (),
-    input_names: Sequence[str] | None = None,
-    weights: str | None = None,
+    target: str, arguments: Sequence[Any] = (), input_names: Sequence[str] | None = None, weights: str | None = None
 ) -> nn.Sequential:
     """The model of a converted job: what `target` (`package.module:Class`) returns for the positional `arguments`, as one layer.
 
@@ -74,9 +71,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
             f"cannot read the checkpoint {cut(path, 200)}: it is damaged, or it is no file of tensors and plain values alone "
             "(others could run code, and are not read)"
         ) from error
-    missing = [
-        key for key in ("epoch", "model", "optimizer") if not isinstance(state, dict) or key not in state
-    ]
+    missing = [key for key in ("epoch", "model", "optimizer") if not isinstance(state, dict) or key not in state]
     if missing:
         raise InputError(f"{path} is no checkpoint of FastSpeed: it has no {', '.join(map(repr, missing))}")
     _check(state, path)

@@ -105,8 +105,16 @@ class FastSpeed:
     where `loss_tokens(input, label)` is given, over the entries of its result that are not -100 (FastSpeed weights such a
     loss by samples, which is not the mean over the tokens of all devices)."""
 
-    def __init__(self, param_config: Params, args: Namespace | None = None, test_input: Any = None, test_label: Any = None,
-                 isModelOutputLoss: bool = False, *, loss_tokens: LossTokens | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        param_config: Params,
+        args: Namespace | None = None,
+        test_input: Any = None,
+        test_label: Any = None,
+        isModelOutputLoss: bool = False,
+        *,
+        loss_tokens: LossTokens | None = None,
+    ) -> None:
         self.config = param_config
         self.arguments = Arguments.parse(vars(param_config), "the parameters")
         self.gives_loss, self.loss_tokens = isModelOutputLoss, loss_tokens
@@ -172,14 +180,20 @@ class FastSpeed:
         inputs, targets = self.sample
         loss = Loss(function=self._loss, weight="tokens")
         layers = as_one_layer(copy.deepcopy(model), self.names)
-        whole = Model(name=MODEL, layers=layers, inputs=inputs, targets=targets, loss=loss,
-                      batch_norm=BY_DEVICE, coupled_layers=BY_DEVICE)  # fmt: skip
+        whole = Model(
+            name=MODEL, layers=layers, inputs=inputs, targets=targets, loss=loss, batch_norm=BY_DEVICE, coupled_layers=BY_DEVICE
+        )
         setting = Setting(world=world, cluster=self.cluster, model=whole, found=True)
         profiler = ProfileSection(microbatch_sizes=measured_sizes(self.arguments))
-        plan, _ = prepare(setting, Request(
-            global_batch=self.arguments.batch_size, options=PlanOptions(partitioner="uneven-data-parallel"),
-            profiler=profiler, optimizer=TorchNamed(name="Adam"),
-        ))  # fmt: skip
+        plan, _ = prepare(
+            setting,
+            Request(
+                global_batch=self.arguments.batch_size,
+                options=PlanOptions(partitioner="uneven-data-parallel"),
+                profiler=profiler,
+                optimizer=TorchNamed(name="Adam"),
+            ),
+        )
         of = {replica.stages[0].device: replica for replica in plan.replicas}
         idle = [device for device in devices if device not in of]
         if idle:
@@ -193,9 +207,7 @@ class FastSpeed:
         """The model on this rank's device, with the weights that rank 0 has, as under DistributedDataParallel. Collective."""
         cuda = torch.cuda.is_available()
         connect(use_cuda=cuda)
-        model.to(
-            torch.device("cuda", place().local_rank) if cuda else torch.device("cpu")
-        )
+        model.to(torch.device("cuda", place().local_rank) if cuda else torch.device("cpu"))
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor.detach(), 0)
         return Wrapped(model)
@@ -203,17 +215,21 @@ class FastSpeed:
     def train(self, train_loader: DataLoader[Any], wrapped_model: Wrapped) -> TrainReturn:
         """All epochs, by Adam; every step's gradient is that of the mean loss over the samples of all devices. Collective."""
         if self.plan is None:
-            raise InputError(
-                "call unbalanced_datasplit before train: it decides how many samples each device takes"
-            )
+            raise InputError("call unbalanced_datasplit before train: it decides how many samples each device takes")
         section, path, first = self.arguments.train, self.arguments.train.load_model_path, 0
         state = read_checkpoint(path) if section.is_load_model and path is not None else None
         if state is not None:
             put_weights(wrapped_model.module, state, str(path))
         layers = as_one_layer(wrapped_model.module, self.names)
         engine = wrap(
-            layers, self.plan, self.sample[0], self._loss, loss_weight="tokens", cluster=self.cluster,
-            batch_norm=BY_DEVICE, coupled_layers=BY_DEVICE,
+            layers,
+            self.plan,
+            self.sample[0],
+            self._loss,
+            loss_weight="tokens",
+            cluster=self.cluster,
+            batch_norm=BY_DEVICE,
+            coupled_layers=BY_DEVICE,
         )
         optimizer = torch.optim.Adam(engine.trained_parameters(), lr=section.learning_rate)
         if state is not None:
@@ -231,29 +247,20 @@ class FastSpeed:
                 self._save(epoch, wrapped_model.module, optimizer)
         seconds = time.perf_counter() - began
         own, total = self.partition_split[dist.get_rank()], sum(self.partition_split)
-        return TrainReturn(
-            wrapped_model, kept, seconds, section.epochs * own / seconds, section.epochs * total / seconds
-        )
+        return TrainReturn(wrapped_model, kept, seconds, section.epochs * own / seconds, section.epochs * total / seconds)
 
-    def _epoch(
-        self, epoch: int, loader: DataLoader[Any], engine: Engine, optimizer: torch.optim.Optimizer
-    ) -> float:
+    def _epoch(self, epoch: int, loader: DataLoader[Any], engine: Engine, optimizer: torch.optim.Optimizer) -> float:
         """The mean loss of the epoch's samples, as they were trained on."""
         assert isinstance(loader.sampler, Partition)
         loader.sampler.set_epoch(epoch)
-        accumulate, every = (
-            self.arguments.train.gradient_accumulate_step,
-            self.arguments.train.iter_log_interval,
-        )
+        accumulate, every = (self.arguments.train.gradient_accumulate_step, self.arguments.train.iter_log_interval)
         batches, losses, counts = iter(loader), list[float](), self._samples_of_steps()
         for step in range(len(counts)):
             losses.append(engine.step(*self._joined(list(islice(batches, accumulate)))))
             optimizer.step()
             lines = max(1, every // accumulate)
             if every > 0 and (step + 1) % lines == 0:
-                self._say(
-                    f"[EPOCH {epoch + 1}][STEP {step + 1}] mean loss {sum(losses[-lines:]) / lines:.4f}"
-                )
+                self._say(f"[EPOCH {epoch + 1}][STEP {step + 1}] mean loss {sum(losses[-lines:]) / lines:.4f}")
         return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
 
     def _samples_of_steps(self) -> list[int]:
@@ -261,9 +268,7 @@ class FastSpeed:
         sizes = [batch * self.arguments.train.gradient_accumulate_step for batch in self.batchsize_split]
         shares = list(zip(self.partition_split, sizes, strict=True))
         steps = max(-(-share // size) for share, size in shares)
-        return [
-            sum(max(0, min(size, share - step * size)) for share, size in shares) for step in range(steps)
-        ]
+        return [sum(max(0, min(size, share - step * size)) for share, size in shares) for step in range(steps)]
 
     def _joined(self, batches: list[Any]) -> tuple[Tensors | None, Tensor | None]:
         """The loader's batches of one step as one."""
@@ -271,18 +276,14 @@ class FastSpeed:
             return None, None
         parts = [self._batch(*batch) for batch in batches]
         columns = zip(*(as_tuple(inputs) for inputs, _ in parts), strict=True)
-        return as_value([torch.cat(column) for column in columns]), torch.cat(
-            [targets for _, targets in parts]
-        )
+        return as_value([torch.cat(column) for column in columns]), torch.cat([targets for _, targets in parts])
 
     def _save(self, epoch: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """A file as FastSpeed's, whole or not at all."""
         folder = make_folder(str(self.arguments.train.checkpoint_folder))
         path = folder / f"{self.arguments.strategy.model_name}_DDP_Epoch{epoch}.pth"
         partial = path.with_suffix(".partial")
-        torch.save(
-            {"epoch": epoch, "model": state_of(module), "optimizer": optimizer.state_dict()}, partial
-        )
+        torch.save({"epoch": epoch, "model": state_of(module), "optimizer": optimizer.state_dict()}, partial)
         os.replace(partial, path)
 
     @staticmethod

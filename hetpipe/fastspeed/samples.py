@@ -26,20 +26,13 @@ class DictSamples(Dataset[Any]):
         inputs, label = self.samples[index]
         missing = [name for name in self.names if name not in inputs]
         if missing:
-            raise InputError(
-                f"sample {index} has no {', '.join(map(repr, missing))}; it has {', '.join(inputs)}"
-            )
+            raise InputError(f"sample {index} has no {', '.join(map(repr, missing))}; it has {', '.join(inputs)}")
         return tuple(inputs[name] for name in self.names), label
 
 
-def dict_samples(
-    target: str, input_names: Sequence[str], arguments: Mapping[str, Any] | None = None
-) -> DataSplits:
+def dict_samples(target: str, input_names: Sequence[str], arguments: Mapping[str, Any] | None = None) -> DataSplits:
     """The data that `target` (`package.module:function`) returns for these keyword `arguments`, (training, test) samples or
     DataSplits, with the tensors of `input_names` taken out of each sample's dict."""
     found = registry.load_target(target)(**(arguments or {}))
     train, test = (found.train, found.test) if isinstance(found, DataSplits) else found
-    return DataSplits(
-        train=DictSamples(train, input_names),
-        test=DictSamples(test, input_names) if test is not None else None,
-    )
+    return DataSplits(train=DictSamples(train, input_names), test=DictSamples(test, input_names) if test is not None else None)

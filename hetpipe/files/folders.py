@@ -45,10 +45,19 @@ def _claim(folder: Path, key: str, stack: ExitStack) -> None:
             f"{folder} ({key}) is in use by another run: {_holder(folder)}; wait for it, or name another folder"
         ) from None
     holder = folder / HOLDER_FILE
-    write_text(holder, json.dumps({
-        "host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": shlex.join(["hetpipe", *sys.argv[1:]]),
-    }, indent=1) + "\n")  # fmt: skip
+    write_text(
+        holder,
+        json.dumps(
+            {
+                "host": socket.gethostname(),
+                "process": os.getpid(),
+                "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+                "command": shlex.join(["hetpipe", *sys.argv[1:]]),
+            },
+            indent=1,
+        )
+        + "\n",
+    )
     stack.callback(holder.unlink, missing_ok=True)
 
 

@@ -32,8 +32,9 @@ def cached_folder(name: str | Path, patterns: Sequence[str], *, quiet: bool = Fa
     try:
         found = huggingface_hub.snapshot_download(named["name"], revision=named["revision"], allow_patterns=[*patterns])
     except Exception as error:  # whatever huggingface_hub, its cache and the network say
-        raise InputError(f"{cut(str(name), 200)} is no folder here, and {_told(error, named['name'], named['revision'])}"
-                         ) from error  # fmt: skip
+        raise InputError(
+            f"{cut(str(name), 200)} is no folder here, and {_told(error, named['name'], named['revision'])}"
+        ) from error
     return Path(found), Path(found).name
 
 
@@ -51,8 +52,10 @@ def _told(error: Exception, name: str, revision: str | None) -> str:
     if isinstance(error, errors.HFValidationError):
         return f"it is no name that a model on Hugging Face can have: {_line(error)}"
     if constants.HF_HUB_OFFLINE:
-        return (f"{which} is not (or not whole) in huggingface_hub's cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so "
-                f"that nothing is downloaded: hf download {name} where there is a network")  # fmt: skip
+        return (
+            f"{which} is not (or not whole) in huggingface_hub's cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so "
+            f"that nothing is downloaded: hf download {name} where there is a network"
+        )
     return f"{which} could not be had from Hugging Face: {_line(error.__cause__ or error)}"
 
 

@@ -10,15 +10,18 @@ from typing import Any
 
 from hetpipe.files.messages import shown
 
-BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _BITS = {"bit": 1 / 8, "kbit": 125, "Mbit": 125e3, "Gbit": 125e6, "Tbit": 125e9}
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 BYTES_PER_SECOND = {f"{unit}/s": factor for unit, factor in {**BYTES, **_BITS}.items()}
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECOND_UNITS = (  # name, seconds, used from
-    ("h", 3600.0, 7200.0), ("min", 60.0, 120.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3), ("µs", 1e-6, 1e-6),
-)  # fmt: skip
+    ("h", 3600.0, 7200.0),
+    ("min", 60.0, 120.0),
+    ("s", 1.0, 1.0),
+    ("ms", 1e-3, 1e-3),
+    ("µs", 1e-6, 1e-6),
+)
 
 
 def quantity(value: Any, units: Mapping[str, float], example: str) -> Any:

@@ -34,8 +34,10 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     data: dict[str, Any] = {**found.files, "tokenizer": asked.words}
     if found.kind == "text" and asked.of_records:
         option = next(iter(asked.of_records))
-        raise InputError(f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
-                         "are plain text, all of which is learned: leave it out")  # fmt: skip
+        raise InputError(
+            f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
+            "are plain text, all of which is learned: leave it out"
+        )
     data |= asked.of_records
     if asked.named_columns is not None:
         data["columns"] = asked.named_columns

@@ -24,8 +24,9 @@ def parse_emulated(machines: Sequence[str]) -> dict[str, Any]:
         for part in text.split(","):
             match = _CARD.fullmatch(part.strip())
             if match is None or (match[1] is not None and int(match[1]) == 0):
-                raise InputError(f"--emulate {shown(text)}: cannot read {shown(part.strip())}; write name:memory:slowdown, as in "
-                                 f"'{EXAMPLE}'")  # fmt: skip
+                raise InputError(
+                    f"--emulate {shown(text)}: cannot read {shown(part.strip())}; write name:memory:slowdown, as in '{EXAMPLE}'"
+                )
             if match[3].strip().isdigit():
                 size = match[3].strip()
                 raise InputError(f"--emulate {shown(text)}: the memory of {shown(match[2])}, {size}, has no unit: {size}GiB?")

@@ -43,8 +43,9 @@ def continued(asked: Asked, made: Made) -> Made:
     if not found:
         target = Path(job.export.folder) if job.export is not None else None
         if target is not None and target.exists():
-            raise InputError(f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder, "
-                             f"or remove {out}")  # fmt: skip
+            raise InputError(
+                f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder, or remove {out}"
+            )
         return made
     state = read_state(found[-1])
     if (told := made.content.other(state.data)) if made.content is not None and state.data is not None else "":
@@ -55,8 +56,10 @@ def continued(asked: Asked, made: Made) -> Made:
 def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
     """Give the job the schedule that the run had; where the command adds steps, another schedule begins here."""
     if state.step > made.steps:
-        raise InputError(f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
-                         f"{_instead(asked, made.job, 'anew')}")  # fmt: skip
+        raise InputError(
+            f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
+            f"{_instead(asked, made.job, 'anew')}"
+        )
     keys = _with_base(asked, dict(made.keys), state)
     if made.open_schedule:
         keys["train"] = {**keys["train"], "scheduler": _saved_schedule(state)}
@@ -73,11 +76,15 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
         changed = [line for line in changed if line not in read]
         warn(f"note: the samples are those that the run in {asked.out} had, though they are read otherwise:\n{listed(read)}")
     if changed:
-        raise InputError(f"{asked.out} holds a run of another job. {_instead(asked, job, 'as this command says')}"
-                         f"{_rate(changed, state, made.steps)}:\n{listed(changed)}")  # fmt: skip
+        raise InputError(
+            f"{asked.out} holds a run of another job. {_instead(asked, job, 'as this command says')}"
+            f"{_rate(changed, state, made.steps)}:\n{listed(changed)}"
+        )
     if begins and made.open_schedule:
-        say(f"the run in {asked.out} goes on from step {state.step} to step {made.steps}, with a schedule of its own for these: "
-            f"a warm-up, and a cosine down to nothing (train.scheduler.from_step: {state.step})")  # fmt: skip
+        say(
+            f"the run in {asked.out} goes on from step {state.step} to step {made.steps}, with a schedule of its own for these: "
+            f"a warm-up, and a cosine down to nothing (train.scheduler.from_step: {state.step})"
+        )
     return made._replace(keys=keys, job=job)
 
 
@@ -87,8 +94,10 @@ def _with_base(asked: Asked, keys: dict[str, Any], state: TrainerState) -> dict[
     said = asked.base is not None or any(text.startswith("adapter") for text in asked.settings)
     if said or was is None or section is None or section.get("base") in (None, was):
         return keys
-    warn(f"note: what does not train stays held as the run in {asked.out} has it, {was} (on these devices a new run holds it in "
-         f"{section['base']})")  # fmt: skip
+    warn(
+        f"note: what does not train stays held as the run in {asked.out} has it, {was} (on these devices a new run holds it in "
+        f"{section['base']})"
+    )
     return {**keys, "adapter": {**section, "base": was}}
 
 
@@ -152,8 +161,10 @@ def _tell_replaced(file: Path, keys: dict[str, Any]) -> None:
     changed = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
     if changed:
         told = [f"{key} was {shown(before.get(key))}, is {shown(now.get(key))}" for key in changed]
-        warn(f"note: {file} held another job than that of this command, which takes its place (--set KEY=VALUE says what else it "
-             f"shall have):\n{listed(told)}")  # fmt: skip
+        warn(
+            f"note: {file} held another job than that of this command, which takes its place (--set KEY=VALUE says what else it "
+            f"shall have):\n{listed(told)}"
+        )
 
 
 def write_job(out: str, made: Made, command: str, also: Path | None = None) -> Path:

@@ -9,16 +9,7 @@ from hetpipe.building.build import build_data
 from hetpipe.building.content import Content
 from hetpipe.files.messages import counted
 from hetpipe.finetune.asked import Asked
-from hetpipe.finetune.draft import (
-    LENGTH_KEY,
-    SOURCE,
-    DataFacts,
-    ModelFacts,
-    draft,
-    filled,
-    open_keys,
-    steps_of,
-)
+from hetpipe.finetune.draft import LENGTH_KEY, SOURCE, DataFacts, ModelFacts, draft, filled, open_keys, steps_of
 from hetpipe.finetune.facts import cards_here, data_content, data_facts, model_facts
 from hetpipe.finetune.kinds import COUNTED
 from hetpipe.finetune.looked import Looked
@@ -41,8 +32,7 @@ class Made(NamedTuple):
 
 
 def make_job(asked: Asked, looked: Looked) -> Made:
-    """Looks at the model and reads the data. The same on every rank of a host. InputError where something is wrong, or missing.
-    """
+    """Look at the model and read the data. The same on every rank of a host. InputError where something is wrong or missing."""
     found = draft(asked, looked.found, looked.cluster, cards=cards_here())
     with Activity("starting", shown=place().local_rank == 0) as activity:
         activity.say("looking at the model")
@@ -55,9 +45,14 @@ def make_job(asked: Asked, looked: Looked) -> Made:
     args = job.data.args
     rows = read.rows(args[LENGTH_KEY[looked.found.kind]] if args.get("pack") else None)
     return Made(
-        keys, job, looked.emulated, data_text(job, read), data_content(splits, args), steps_of(job.train.model_dump(), rows),
+        keys,
+        job,
+        looked.emulated,
+        data_text(job, read),
+        data_content(splits, args),
+        steps_of(job.train.model_dump(), rows),
         ("train", "scheduler") in open_keys(found),
-    )  # fmt: skip
+    )
 
 
 def unpacked(found: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:

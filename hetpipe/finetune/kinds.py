@@ -45,9 +45,11 @@ def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None
     except UnusableError as error:
         raise InputError(f"{first.where}: {error}") from None
     if kind is None:
-        raise InputError(f"{first.where} is a record with the keys {shown(list(first.value))}; expected one with {EXPECTED}, or "
-                         "text; --columns says what they are called otherwise, as in --columns prompt=ask,completion=reply; "
-                         "plain texts are given as .txt or .md files")  # fmt: skip
+        raise InputError(
+            f"{first.where} is a record with the keys {shown(list(first.value))}; expected one with {EXPECTED}, or "
+            "text; --columns says what they are called otherwise, as in --columns prompt=ask,completion=reply; "
+            "plain texts are given as .txt or .md files"
+        )
     return Found(kind, {"files" if kind == "text" else "file": names})
 
 

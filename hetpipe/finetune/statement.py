@@ -89,14 +89,24 @@ def make_statement(session: Session, plan: Plan, profile: Profile, data: str) ->
     steps = job.train.steps or steps_of(job.train.model_dump(), rows)
     done = list_checkpoints(job.checkpoint.folder) if job.checkpoint is not None else []
     return Statement(
-        cards=tuple(_cards(cluster)), parameters=parameters, trained=trained, data=data,
-        precision=_precision(job, plan), base=job.adapter.base if job.adapter is not None else "", plan=plan_text(study.scene),
-        memory=tuple(Held(device=device, kind=cluster.device(device).type, bytes=peaks[device],
-                          of_bytes=cluster.type_of(device).memory) for device in plan.device_ids if device in peaks),
-        steps=steps, first_step=min(steps, int(done[-1].name.removeprefix("step-"))) if done else 0,
-        step_seconds=study.predicted.step_seconds, steps_differ=bool(profile.lengths),
+        cards=tuple(_cards(cluster)),
+        parameters=parameters,
+        trained=trained,
+        data=data,
+        precision=_precision(job, plan),
+        base=job.adapter.base if job.adapter is not None else "",
+        plan=plan_text(study.scene),
+        memory=tuple(
+            Held(device=device, kind=cluster.device(device).type, bytes=peaks[device], of_bytes=cluster.type_of(device).memory)
+            for device in plan.device_ids
+            if device in peaks
+        ),
+        steps=steps,
+        first_step=min(steps, int(done[-1].name.removeprefix("step-"))) if done else 0,
+        step_seconds=study.predicted.step_seconds,
+        steps_differ=bool(profile.lengths),
         instead=tuple(others(*study.problem, plan.global_batch)),
-    )  # fmt: skip
+    )
 
 
 def _cards(cluster: Cluster) -> list[str]:

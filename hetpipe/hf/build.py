@@ -79,9 +79,7 @@ class Layer(HFLayer):
 
     def _expanded(self, features: Tensor, mask: Tensor | None) -> Any:
         if self.causal:
-            return create_causal_mask(
-                config=self.config, inputs_embeds=features, attention_mask=mask, past_key_values=None
-            )
+            return create_causal_mask(config=self.config, inputs_embeds=features, attention_mask=mask, past_key_values=None)
         return create_bidirectional_mask(config=self.config, inputs_embeds=features, attention_mask=mask)
 
 
@@ -105,9 +103,7 @@ def builder(name: str) -> Callable[..., nn.Sequential]:
     described = family(name)
     model_class: Any = getattr(transformers, described.model)
 
-    def build(
-        size: str | None = None, *, weights: str | None = None, attention: str = "sdpa", **config: Any
-    ) -> nn.Sequential:
+    def build(size: str | None = None, *, weights: str | None = None, attention: str = "sdpa", **config: Any) -> nn.Sequential:
         """The model on the meta device: int64 [b, t], or (tokens, mask), to what transformers' model gives as logits.
 
         Args:

@@ -109,15 +109,16 @@ class Origin(Fixed):
 
     first_names: dict[str, str]
 
-    def __init__(
-        self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = ()) -> None:
         self.model, self.folder, self.new = model, folder, new
         self.stored = StoredTensors(model, folder) if folder is not None else None
         if self.stored is not None and (unused := self.stored.unused()):
             kind = type(model).__name__
-            warnings.warn(f"{self.stored.folder.path}: {kind} with this configuration has no place for {unused[0]!r} "
-                          f"({len(unused)} such): they are left out", stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"{self.stored.folder.path}: {kind} with this configuration has no place for {unused[0]!r} "
+                f"({len(unused)} such): they are left out",
+                stacklevel=2,
+            )
         self._buffer_types = dict[torch.dtype, dict[str, torch.dtype]]()
         self.seed = int(torch.randint(1 << 31, (), device="cpu"))  # torch.manual_seed decides
 
@@ -130,8 +131,9 @@ class Origin(Fixed):
         for name, tensor in tensors_of(self.model).items():
             names.setdefault(id(tensor), []).append(name)
         stored, ties = set(self.model.state_dict()), set(self.model.all_tied_weights_keys)
-        self.first_names = {name: next((other for other in same if other not in ties), same[0])
-                            for same in names.values() for name in same}  # fmt: skip
+        self.first_names = {
+            name: next((other for other in same if other not in ties), same[0]) for same in names.values() for name in same
+        }
         names_of_layer = names_in(self.model)
         for label, layer in children.items():
             layer.origin, layer.label, layer.library_names = self, label, names_of_layer(layer)
@@ -154,8 +156,11 @@ class Origin(Fixed):
             finally:
                 torch.set_default_dtype(default)
             kept = [re.compile(pattern) for pattern in model._get_dtype_plan(dtype)]  # those in float32
-            types = {name: torch.float32 if any(pattern.search(name) for pattern in kept) else buffer.dtype
-                     for name, buffer in model.named_buffers() if buffer.is_floating_point()}  # fmt: skip
+            types = {
+                name: torch.float32 if any(pattern.search(name) for pattern in kept) else buffer.dtype
+                for name, buffer in model.named_buffers()
+                if buffer.is_floating_point()
+            }
             self._buffer_types[dtype] = {name: found for name, found in types.items() if found != dtype}
         return self._buffer_types[dtype]
 
@@ -194,8 +199,9 @@ class Origin(Fixed):
         kind = type(self.model).__name__
         missing = [name for name in names if not name.startswith(self.new)]
         if missing:
-            raise InputError(f"{self.folder.path} has no {missing[0]!r}: it does not hold the weights of a {kind} with "
-                             "this configuration")  # fmt: skip
+            raise InputError(
+                f"{self.folder.path} has no {missing[0]!r}: it does not hold the weights of a {kind} with this configuration"
+            )
         if names:
             warnings.warn(f"{self.folder.path} has no {', '.join(names)}: drawn at random", stacklevel=2)
 

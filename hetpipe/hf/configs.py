@@ -16,9 +16,7 @@ from hetpipe.layers.weights import replace_tensors
 try:
     from transformers import PreTrainedConfig, PreTrainedModel
 except ImportError as missing:
-    raise ImportError(
-        "the models causal_lm, gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'"
-    ) from missing
+    raise ImportError("the models causal_lm, gpt2, bert, llama and t5 need transformers: pip install 'hetpipe[hf]'") from missing
 
 CHOICES = ("attn_implementation", "experts_implementation", "auto_map")
 M = TypeVar("M", bound=PreTrainedModel)
@@ -48,18 +46,19 @@ def configure(
         preset = {**_without_special_tokens(kind, changes), **sizes[size], **options}
         return _settings(preset, lambda: kind(**preset), f"{name}: {shown(dict(changes))}"), None
     if size is not None:
-        raise ValueError(
-            f"{name}: give size {size!r} or weights {str(weights)!r}, whose config.json says the size, and not both"
-        )
+        raise ValueError(f"{name}: give size {size!r} or weights {str(weights)!r}, whose config.json says the size, and not both")
     folder = weights if isinstance(weights, WeightFolder) else WeightFolder(weights)
     if folder.config.get("model_type") != kind.model_type:
-        raise InputError(f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected "
-                         f"{kind.model_type!r}")  # fmt: skip
+        raise InputError(
+            f"{name}: {folder.path} holds a model of type {shown(folder.config.get('model_type'))}, expected {kind.model_type!r}"
+        )
     if folder.config.get("quantization_config") is not None:
         method = folder.config["quantization_config"]
         method = method.get("quant_method") if isinstance(method, dict) else method
-        raise InputError(f"{folder.path}: its weights are quantised ({shown(method)}), which are no numbers to train from: load "
-                         "it with transformers, dequantize it, and save it again")  # fmt: skip
+        raise InputError(
+            f"{folder.path}: its weights are quantised ({shown(method)}), which are no numbers to train from: load "
+            "it with transformers, dequantize it, and save it again"
+        )
     config = _without_choices(folder.config)
     source = str(folder.path / "config.json")
     return _settings({**config, **options}, lambda: kind.from_dict(config, **options), source), folder
@@ -79,11 +78,30 @@ def _check_known(name: str, what: str, value: object, known: tuple[str, ...]) ->
 
 _MOST = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), MOST_LAYERS),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "d_kv", "head_dim",
-                     "num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "vocab_size", "type_vocab_size",
-                     "max_position_embeddings", "n_positions", "relative_attention_num_buckets"), MOST_WIDTH),
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "n_embd",
+            "d_model",
+            "intermediate_size",
+            "n_inner",
+            "d_ff",
+            "d_kv",
+            "head_dim",
+            "num_attention_heads",
+            "n_head",
+            "num_heads",
+            "num_key_value_heads",
+            "vocab_size",
+            "type_vocab_size",
+            "max_position_embeddings",
+            "n_positions",
+            "relative_attention_num_buckets",
+        ),
+        MOST_WIDTH,
+    ),
     "num_labels": MOST_LABELS,
-}  # fmt: skip
+}
 
 
 def _settings(values: Mapping[str, Any], make: Callable[[], PreTrainedConfig], source: str) -> PreTrainedConfig:
@@ -106,11 +124,7 @@ def _tried(make: Callable[[], T], failure: str) -> T:
 def _without_special_tokens(kind: type[PreTrainedConfig], changes: Mapping[str, Any]) -> dict[str, None]:
     """The special tokens of the default vocabulary that a smaller one does not have."""
     defaults, size = kind(), changes.get("vocab_size")
-    keys = [
-        key
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-        if isinstance(getattr(defaults, key, None), int)
-    ]
+    keys = [key for key in ("bos_token_id", "eos_token_id", "pad_token_id") if isinstance(getattr(defaults, key, None), int)]
     return {key: None for key in keys if isinstance(size, int) and getattr(defaults, key) >= size}
 
 

@@ -51,8 +51,10 @@ class WeightFolder(TensorFiles):
             raise InputError(f"{self.path / INDEX} has no weight_map of tensor names to files")
         for name, file in names.items():
             if file in (".", "..") or os.path.basename(file) != file:
-                raise InputError(f"{self.path / INDEX}: weight_map says that {shown(name)} is in {shown(file)}; only files in "
-                                 "this folder itself are read")  # fmt: skip
+                raise InputError(
+                    f"{self.path / INDEX}: weight_map says that {shown(name)} is in {shown(file)}; only files in "
+                    "this folder itself are read"
+                )
         missing = sorted({file for file in names.values() if not os.path.isfile(self.path / file)})
         if missing:
             raise InputError(f"{self.path} lacks {shown(missing)}, which its {INDEX} names")

@@ -14,12 +14,34 @@ from hetpipe.spec.sections.adapter import CONFIG_FILE
 # What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
 # write (their `vocab_files_names`, and the templates of chats).
 COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "additional_chat_templates", "vocab*",
-    "*vocab.json", "merges.txt", "*.model", "*.spm", "*.tokenizer", "bpe.codes", "dict.txt", "normalizer.json", "emoji.json",
-    "word_shape.json", "word_pronunciation.json", "byte_maps.json", "generation_config.json",
-)  # fmt: skip
-_READ = ("config.json", CONFIG_FILE, "model*.safetensors", "model.safetensors.index.json", *COMPANIONS,
-         "additional_chat_templates/*")  # fmt: skip
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "additional_chat_templates",
+    "vocab*",
+    "*vocab.json",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tokenizer",
+    "bpe.codes",
+    "dict.txt",
+    "normalizer.json",
+    "emoji.json",
+    "word_shape.json",
+    "word_pronunciation.json",
+    "byte_maps.json",
+    "generation_config.json",
+)
+_READ = (
+    "config.json",
+    CONFIG_FILE,
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    *COMPANIONS,
+    "additional_chat_templates/*",
+)
 
 
 def folder_of(weights: str | Path, *, code: bool = False) -> tuple[Path, str | None]:
@@ -28,18 +50,21 @@ def folder_of(weights: str | Path, *, code: bool = False) -> tuple[Path, str | N
 
 
 def refuse_adapters(folder: Path, named: str) -> None:
-    """InputError if a folder that was named as a base holds adapters: transformers would add them to the model, or there is none.
-    """
+    """InputError if a folder named as a base holds adapters: transformers would add them to the model, or there is none."""
     if not os.path.isfile(folder / CONFIG_FILE):
         return
     named, more = cut(named, 200), ""
     what = f"holds adapters ({CONFIG_FILE}), and no model"
     if os.path.isfile(folder / "config.json"):
         what = f"holds adapters beside the model ({CONFIG_FILE}): transformers would add them, and a model read here is without"
-        more = (f". To train what both make, merge them first (peft's merge_and_unload); for the model alone, take {CONFIG_FILE} "
-                "out of the folder")  # fmt: skip
-    raise InputError(f"{named} {what}. To go on from them write 'adapter: {{weights: {named}}}' (hetpipe finetune: --adapter "
-                     f"{named}), with model.args.weights the base{_base_in(folder / CONFIG_FILE)}{more}")  # fmt: skip
+        more = (
+            f". To train what both make, merge them first (peft's merge_and_unload); for the model alone, take {CONFIG_FILE} "
+            "out of the folder"
+        )
+    raise InputError(
+        f"{named} {what}. To go on from them write 'adapter: {{weights: {named}}}' (hetpipe finetune: --adapter "
+        f"{named}), with model.args.weights the base{_base_in(folder / CONFIG_FILE)}{more}"
+    )
 
 
 def _base_in(file: Path) -> str:

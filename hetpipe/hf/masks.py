@@ -12,9 +12,7 @@ from hetpipe.layers.model import Tensors, as_value
 _EXPANDED = "_hetpipe_expanded"
 
 
-def expand(
-    mask: Tensor | None, kind: str, make: Callable[[Tensor | None], Any]
-) -> tuple[Tensor | None, Tensor | None]:
+def expand(mask: Tensor | None, kind: str, make: Callable[[Tensor | None], Any]) -> tuple[Tensor | None, Tensor | None]:
     """(the mask as attention wants it, the mask to hand on), `make`ing the first from the [b, t] mask once for consecutive
     layers of a stage: it is kept on a view of the mask, so that what arrives from another stage is always expanded anew."""
     if mask is None:

@@ -155,9 +155,9 @@ def config_sizes(config: Config, kind: Kind) -> tuple[TransformerSizes, int]:
     words = _count(config, MOST_WIDTH, "vocab_size")
     layer = 2 * hidden * (w.queries + w.keys) + (3 if kind == "llama" else 2) * hidden * w.inner + 2 * hidden
     turned = kind == "llama" or any(key.startswith(("rope_", "rotary_")) for key in config.values)  # positions, by angles
-    learned = 0 if turned else _count(
-        config, MOST_WIDTH, "max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=1
-    )  # fmt: skip
+    learned = (
+        0 if turned else _count(config, MOST_WIDTH, "max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=1)
+    )
     return TransformerSizes(hidden, layers, layer, (words + learned + 1) * hidden, words * hidden), words
 
 
@@ -194,8 +194,10 @@ def config_matrices(config: Config, modules: Collection[str]) -> tuple[Matrix, .
     found = tuple(Matrix(name, *size) for name, size in known.items() if name in modules)
     whole = 2 * w.hidden * (w.queries + w.keys) + 3 * w.hidden * w.inner
     if sum(matrix.parameters for matrix in found) != whole:
-        raise InputError(f"{config.path}: how the matrices of models of type {shown(config.model_type)} are called is not known; "
-                         "transformers says it of many types, where it is installed")  # fmt: skip
+        raise InputError(
+            f"{config.path}: how the matrices of models of type {shown(config.model_type)} are called is not known; "
+            "transformers says it of many types, where it is installed"
+        )
     return found
 
 

@@ -26,12 +26,7 @@ class StoredTensors:
 
     def __init__(self, model: PreTrainedModel, folder: WeightFolder) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import (
-            WeightConverter,
-            WeightRenaming,
-            dot_natural_key,
-            rename_source_key,
-        )
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
         self.model, self.folder = model, folder
         rules = get_model_conversion_mapping(model)
@@ -103,8 +98,10 @@ class StoredTensors:
         except InputError:
             raise
         except Exception as error:  # whatever transformers says of tensors that do not fit together
-            raise InputError(f"{self.folder.path}: {shown(name)} cannot be made of {shown(keys[0][0])} and {len(keys) - 1} more: "
-                             f"{one_line(error)}") from error  # fmt: skip
+            raise InputError(
+                f"{self.folder.path}: {shown(name)} cannot be made of {shown(keys[0][0])} and {len(keys) - 1} more: "
+                f"{one_line(error)}"
+            ) from error
         whole: Tensor = found[0] if isinstance(found, list) else found
         return whole
 

@@ -35,8 +35,9 @@ def refuse_mixing(model_class: Any, config: Any, limits: Sequence[Limit] = ()) -
             lengths = LENGTHS if limit is None else (LENGTHS[0], limit.small + LENGTHS[1])
             tokens = [torch.randint(words // 2, words, (1, length)) for length in lengths]
             places = [torch.arange(length)[None] for length in lengths]
-            alone = [model(input_ids=own, position_ids=at, use_cache=False).logits
-                     for own, at in zip(tokens, places, strict=True)]  # fmt: skip
+            alone = [
+                model(input_ids=own, position_ids=at, use_cache=False).logits for own, at in zip(tokens, places, strict=True)
+            ]
             row = model(input_ids=torch.cat(tokens, 1), position_ids=torch.cat(places, 1), use_cache=False).logits
             if not (difference := _difference(row, torch.cat(alone, 1))) < ROUNDING:
                 both = f", of which some have more than {limit.value} tokens ({limit.key}) and others have not" if limit else ""
@@ -79,9 +80,11 @@ def note_of_switch(config: Any, shortest: int, size: int) -> str | None:
     limit = switch_of(config)
     if limit is None or not shortest <= limit.value < size:
         return None
-    return (f"note: in a model of type {config.model_type!r} the positions of all samples of a step change as soon as one of "
-            f"them is padded to more than {limit.value} tokens ({limit.key}), as in transformers: what a short one gives hangs "
-            f"on the longest of its step. A length of {limit.value} at most keeps them as they are")  # fmt: skip
+    return (
+        f"note: in a model of type {config.model_type!r} the positions of all samples of a step change as soon as one of "
+        f"them is padded to more than {limit.value} tokens ({limit.key}), as in transformers: what a short one gives hangs "
+        f"on the longest of its step. A length of {limit.value} at most keeps them as they are"
+    )
 
 
 def refuse_looking_ahead(model_class: Any, config: Any) -> None:

@@ -66,9 +66,7 @@ def chat(
         split: of a data set of the hub.
         subset: of a data set of the hub.
     """
-    shape = Shape(
-        what="chat", length=length, too_long=too_long, pack=pack, sizes=sizes, mask=mask, test_fraction=test_fraction
-    )
+    shape = Shape(what="chat", length=length, too_long=too_long, pack=pack, sizes=sizes, mask=mask, test_fraction=test_fraction)
     source = _source("chat", file, limit, split, subset)
     return _splits(source, tokenizer, shape, Columns(columns), _one_of("turns", turns, Turns), template, thinking)
 

@@ -87,8 +87,9 @@ def text(
     return DataSplits(
         train=_windows("training", corpus[: len(corpus) - held], context, unit),
         test=_windows("test", corpus[len(corpus) - held :], context, unit) if test_fraction else None,
-        names=("input_ids",), made_of=made_of,
-    )  # fmt: skip
+        names=("input_ids",),
+        made_of=made_of,
+    )
 
 
 def _windows(name: str, part: Tensor, context: int, unit: str) -> Windows:
@@ -173,14 +174,23 @@ def _tokens(paths: Sequence[Path], limit_bytes: int | None, columns: Columns, to
     """The tokens of the texts, made by one process of this host, now or at an earlier start: int32 [tokens]. What a user should
     know of them is said each time."""
     found = _found(paths)
-    key = key_of({"text": [str(path) for path in paths], "contents": found, "limit_bytes": limit_bytes,
-                  "columns": columns.given, "tokenizer": tokenizer.exact})  # fmt: skip
+    key = key_of(
+        {
+            "text": [str(path) for path in paths],
+            "contents": found,
+            "limit_bytes": limit_bytes,
+            "columns": columns.given,
+            "tokenizer": tokenizer.exact,
+        }
+    )
 
     def make() -> Kept:
         parts = _read(paths, limit_bytes, columns)
         tokens, told = _tokenized(parts, tokenizer, limit_bytes is not None)
-        note = (f"note: {told} of {counted(len(parts), 'text')} hold special tokens of the tokenizer (an end of a text, say), "
-                "which are read as these tokens, and not as text")  # fmt: skip
+        note = (
+            f"note: {told} of {counted(len(parts), 'text')} hold special tokens of the tokenizer (an end of a text, say), "
+            "which are read as these tokens, and not as text"
+        )
         return Kept({"text": tokens}, {"notes": [note] if told else []})
 
     kept = once(key, sum(each.size for each in found), make, lambda: _found(paths) == found)

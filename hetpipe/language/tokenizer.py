@@ -45,8 +45,9 @@ class Tokenizer:
         by_number = self.its.added_tokens_decoder
         self.special_numbers = frozenset(number for number, token in by_number.items() if token.special and token.content)
         every = [token for token in by_number.values() if token.content]
-        self.special, self.added = (tuple(sorted({token.content for token in of}))
-                                    for of in ([token for token in every if token.special], every))  # fmt: skip
+        self.special, self.added = (
+            tuple(sorted({token.content for token in of})) for of in ([token for token in every if token.special], every)
+        )
         self.digest, self.exact = _digest(self.its), _exact(self.its)
         _with_spaces(self.its.backend_tokenizer)
 
@@ -187,8 +188,14 @@ def _digest(its: Any) -> str:
 
 def _exact(its: Any) -> str:
     """Return a digest of all that the tokens of a text, and what a template is given, depend on."""
-    said = [type(its).__name__, its.backend_tokenizer.to_str(), its.special_tokens_map, its.eos_token_id, its.pad_token_id,
-            getattr(its, "split_special_tokens", None)]  # fmt: skip
+    said = [
+        type(its).__name__,
+        its.backend_tokenizer.to_str(),
+        its.special_tokens_map,
+        its.eos_token_id,
+        its.pad_token_id,
+        getattr(its, "split_special_tokens", None),
+    ]
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -225,6 +232,8 @@ def _load(name: str) -> Any:
         text = cut(" ".join(str(error).split()))
         raise InputError(f"cannot load the tokenizer {cut(name, 200)!r}: {type(error).__name__}: {text}") from error
     if not getattr(found, "is_fast", False):
-        raise InputError(f"the tokenizer {name!r} ({type(found).__name__}) is not one of the library tokenizers, which alone say "
-                         "which characters a token is of: save it as one, with tokenizer.json")  # fmt: skip
+        raise InputError(
+            f"the tokenizer {name!r} ({type(found).__name__}) is not one of the library tokenizers, which alone say "
+            "which characters a token is of: save it as one, with tokenizer.json"
+        )
     return found

@@ -46,9 +46,7 @@ def check_batch_norm(layers: nn.Sequential, choice: BatchNorm | None, *, whole_r
             )
     if choice == "deferred":
         if not whole_replicas:
-            raise InputError(
-                "batch_norm: deferred needs the fairscale or torchgpipe back end; with torch choose per_microbatch"
-            )
+            raise InputError("batch_norm: deferred needs the fairscale or torchgpipe back end; with torch choose per_microbatch")
         for name, module in found:
             if not isinstance(module, BATCH_NORMS):
                 raise InputError(
@@ -70,5 +68,5 @@ def needs_a_choice(name: str, module: nn.Module) -> str:
         what += "micro-batch as a batch, so they differ from those of one device with the whole batch"
     return (
         f"{what}; to accept that, write 'batch_norm: per_microbatch' in the job's model section, or "
-        "batch_norm=\"per_microbatch\" in hetpipe.wrap and hetpipe.auto"
+        'batch_norm="per_microbatch" in hetpipe.wrap and hetpipe.auto'
     )

@@ -15,8 +15,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.spec.cluster import DeviceType
 from hetpipe.spec.options import DEFAULT_RESERVE
-from hetpipe.spec.profile import Measurement
 from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
+from hetpipe.spec.profiles.measurement import Measurement
 
 
 def usable_bytes(gpu: torch.device) -> int:
@@ -74,9 +74,7 @@ class Emulation:
     lengths: Sequence[LengthFactor] = ()
     frozen: int = 0
 
-    def seconds(
-        self, kind: str, lo: int, hi: int, size: int, *, recompute: bool = False, numbers: int | None = None
-    ) -> float:
+    def seconds(self, kind: str, lo: int, hi: int, size: int, *, recompute: bool = False, numbers: int | None = None) -> float:
         """How long an action ("F", "B" or "optimizer") of layers [lo, hi) lasts for `size` samples, whose inputs have so many
         `numbers` (None: as many as in the mean step)."""
         if kind == "optimizer":

@@ -178,9 +178,7 @@ class Loss:
             "target out, give ignore_index a number that no target has"
         )
 
-    def share(
-        self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None
-    ) -> Tensor:
+    def share(self, output: Tensors, targets: Tensors, denominator: float, count: float | None = None) -> Tensor:
         """The part of the global mean that this batch contributes: its sum over the global `denominator`. A batch without weight
         (in which every target is ignored) contributes zero (its mean would be 0/0; see `lost`), with zero gradients. `count`: the
         weight of the batch, where it is known."""
@@ -234,8 +232,9 @@ def _number(weight: Tensor | float) -> float:
     return value
 
 
-def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100,
-                  class_weights: tuple[float, ...] | None = None) -> Tensor:  # fmt: skip
+def cross_entropy(
+    output: Tensors, targets: Tensors, ignore_index: int = -100, class_weights: tuple[float, ...] | None = None
+) -> Tensor:
     """Mean cross-entropy: logits [..., classes] against class indices [...]; `ignore_index` is ignored. With `class_weights`
     the mean weighted by them: what it divides by is `class_weight`."""
     (logits,), (labels,) = as_tuple(output), as_tuple(targets)
@@ -245,9 +244,7 @@ def cross_entropy(output: Tensors, targets: Tensors, ignore_index: int = -100,
         if len(class_weights) != classes:
             raise InputError(f"class_weights has {len(class_weights)} entries, and the model's output {classes} classes")
         weight = _weights(class_weights, logits.dtype, logits.device)
-    return nn.functional.cross_entropy(
-        logits.reshape(-1, classes), labels.reshape(-1), weight, ignore_index=ignore_index
-    )
+    return nn.functional.cross_entropy(logits.reshape(-1, classes), labels.reshape(-1), weight, ignore_index=ignore_index)
 
 
 def class_weight(targets: Tensors, class_weights: tuple[float, ...], ignore_index: int = -100) -> float:
@@ -322,14 +319,18 @@ class Model:
         if len(self.layers) == 0:
             raise InputError(f"model {self.name!r} has no layers: its nn.Sequential is empty")
         if len(self.layers) > MOST_LAYERS:
-            raise InputError(f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
-                             "give children of several layers")  # fmt: skip
+            raise InputError(
+                f"model {self.name!r} has {len(self.layers)} layers, the most that are planned are {MOST_LAYERS}: "
+                "give children of several layers"
+            )
         rows, targets = batch_size(self.inputs), batch_size(self.targets)
         if rows == 0:
             raise InputError(f"the sample of model {self.name!r} holds no samples: give a batch of at least one")
         if rows != targets:
-            raise InputError(f"the sample of model {self.name!r} has {rows} rows of inputs and {targets} of targets; dimension 0 "
-                             "of both counts samples")  # fmt: skip
+            raise InputError(
+                f"the sample of model {self.name!r} has {rows} rows of inputs and {targets} of targets; dimension 0 "
+                "of both counts samples"
+            )
 
     def sample(self, size: int) -> tuple[Tensors, Tensors]:
         """Inputs and targets of `size` samples: the sample's rows, repeated as needed."""

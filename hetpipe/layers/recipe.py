@@ -28,8 +28,15 @@ from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 CPU = torch.device("cpu")
 
 
-def make_stage(layers: nn.Sequential, lo: int, hi: int, device: torch.device = CPU, *, recompute: bool = False,
-               types: StageTypes | None = None) -> Stage:  # fmt: skip
+def make_stage(
+    layers: nn.Sequential,
+    lo: int,
+    hi: int,
+    device: torch.device = CPU,
+    *,
+    recompute: bool = False,
+    types: StageTypes | None = None,
+) -> Stage:
     """The stage of layers [lo, hi) on its device: the same module objects, the same names."""
     stage = Stage()
     for name, layer in named_layers(layers)[lo:hi]:
@@ -43,9 +50,7 @@ def make_stage(layers: nn.Sequential, lo: int, hi: int, device: torch.device = C
 
 
 @contextmanager
-def layer_on(
-    layers: nn.Sequential, layer: nn.Module, device: torch.device, types: NumberTypes = AS_BUILT
-) -> Iterator[nn.Module]:
+def layer_on(layers: nn.Sequential, layer: nn.Module, device: torch.device, types: NumberTypes = AS_BUILT) -> Iterator[nn.Module]:
     """One layer as a stage on the device runs it, and in here what such a device computes in; afterwards it is where, and as
     empty, as it was (on one device, if on several)."""
     before = {name: tensor for name, tensor in tensors_of(layer).items() if tensor.device != device}

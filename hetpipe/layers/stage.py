@@ -50,12 +50,12 @@ class Stage(nn.Sequential):
             if checkpointed:
                 given, versions = tensors, [t._version for t in tensors]
                 contexts = self._again[index].contexts
-                tensors = as_tuple(
-                    checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=contexts)
-                )
+                tensors = as_tuple(checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=contexts))
                 if [t._version for t in given] != versions:
-                    raise InputError(f"layer {name!r} ({type(layer).__name__}) overwrites its input, so it cannot be recomputed: "
-                                     "let it work on a copy, or have the plan not recompute its stage")  # fmt: skip
+                    raise InputError(
+                        f"layer {name!r} ({type(layer).__name__}) overwrites its input, so it cannot be recomputed: "
+                        "let it work on a copy, or have the plan not recompute its stage"
+                    )
             elif offload is not None:
                 with offload.layer():
                     tensors = as_tuple(_call(layer, copy, *tensors))

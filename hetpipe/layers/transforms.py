@@ -79,8 +79,10 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
             plain = uncompiled(layer)
             made = reduce(lambda made, transform: _apply(transform, name, made), transforms, plain)
             if made is not plain and plain is not layer:
-                raise InputError(f"layer {name!r} is compiled, and another ({type(made).__name__}) takes the place of the "
-                                 f"{type(plain).__name__} in it: compile it afterwards, or a module that holds it")  # fmt: skip
+                raise InputError(
+                    f"layer {name!r} is compiled, and another ({type(made).__name__}) takes the place of the "
+                    f"{type(plain).__name__} in it: compile it afterwards, or a module that holds it"
+                )
             of_layer[layer] = layer if made is plain else made
         found.add_module(name, of_layer[layer])
     return found
@@ -94,13 +96,17 @@ def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     names = {renamed.get(own, own): written.get(own, own) for own in before if renamed.get(own, own) in after}
     lost = next((own for own in before if renamed.get(own, own) not in after and own not in used), None)
     if lost is not None:
-        raise InputError(f"layer {name!r}: of the transform {transform.identity!r}, {lost!r} becomes "
-                         f"{renamed.get(lost, lost)!r}, which the layer that it makes does not have")  # fmt: skip
+        raise InputError(
+            f"layer {name!r}: of the transform {transform.identity!r}, {lost!r} becomes "
+            f"{renamed.get(lost, lost)!r}, which the layer that it makes does not have"
+        )
     plain = [names.get(own, own) for own in after]
     double = next((own for own in plain if plain.count(own) > 1), None)
     if double is not None:
-        raise InputError(f"layer {name!r}: after the transform {transform.identity!r} two tensors stand for {double!r}; give "
-                         "the one that it adds another name")  # fmt: skip
+        raise InputError(
+            f"layer {name!r}: after the transform {transform.identity!r} two tensors stand for {double!r}; give "
+            "the one that it adds another name"
+        )
     identities, source = (earlier.identities, earlier.written) if earlier is not None else ((), layer)
     makers = [replace(each, names=tuple(renamed.get(own, own) for own in each.names)) for each in earlier.made] if earlier else []
     makers += [replace(each, of=tuple(written.get(own, own) for own in each.of)) for each in made]
@@ -138,10 +144,7 @@ def uncompiled(layer: nn.Module) -> nn.Module:
 
 def tensors_of(layer: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; a shared one under each of its names."""
-    return {
-        **dict(layer.named_parameters(remove_duplicate=False)),
-        **dict(layer.named_buffers(remove_duplicate=False)),
-    }
+    return {**dict(layer.named_parameters(remove_duplicate=False)), **dict(layer.named_buffers(remove_duplicate=False))}
 
 
 def uncompiled_name(name: str) -> str:

@@ -70,9 +70,7 @@ def empty_names(layer: nn.Module) -> list[str]:
     return [name for name, tensor in tensors_of(layer).items() if tensor.is_meta]
 
 
-def materialise(
-    layers: nn.Sequential, lo: int = 0, hi: int | None = None, device: torch.device | str = "cpu"
-) -> None:
+def materialise(layers: nn.Sequential, lo: int = 0, hi: int | None = None, device: torch.device | str = "cpu") -> None:
     """Give layers [lo, hi) their values, on `device`, one layer after the other. Tensors that have values keep them."""
     for name, layer in named_layers(layers)[lo:hi]:
         give_values(layers, name, layer, torch.device(device))
@@ -98,12 +96,11 @@ def give_values(layers: nn.Sequential, name: str, layer: nn.Module, device: torc
         for own, value in values.items():
             old = empty[own]
             if value.shape != old.shape:
-                raise InputError(f"layer {name!r}: the values of {own!r} have shape {tuple(value.shape)}, "
-                                 f"the model has {tuple(old.shape)}")  # fmt: skip
+                raise InputError(
+                    f"layer {name!r}: the values of {own!r} have shape {tuple(value.shape)}, the model has {tuple(old.shape)}"
+                )
             value = value.to(device=device, dtype=old.dtype)
-            new[id(old)] = (
-                nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
-            )
+            new[id(old)] = nn.Parameter(value, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else value
     replace_tensors(layers, new)
 
 

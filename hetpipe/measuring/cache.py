@@ -30,8 +30,17 @@ from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.torch_named import TorchNamed
 
 
-def measured(model: Model, cluster: Cluster, world: World, options: ProfileSection, optimizer: TorchNamed, *,
-             precision: PrecisionChoice | None = None, fresh: bool = False, whole_nodes: bool = False) -> Profile:  # fmt: skip
+def measured(
+    model: Model,
+    cluster: Cluster,
+    world: World,
+    options: ProfileSection,
+    optimizer: TorchNamed,
+    *,
+    precision: PrecisionChoice | None = None,
+    fresh: bool = False,
+    whole_nodes: bool = False,
+) -> Profile:
     """The cached profile of this model on these devices, if they are still as fast; else a new measurement, which is cached.
     `precision`: in what each type is measured. `whole_nodes`: a process may use all devices of its node. Collective."""
     path = cache_path(model, cluster, options, repr(optimizer), world.hosts, precision)
@@ -57,8 +66,10 @@ def note_arithmetic(profile: Profile, world: World, source: str) -> None:
     if not (world.is_main and torch.cuda.is_available() and isinstance(noted, Mapping)):
         return
     if others := other_flags(noted, arithmetic()):
-        warn(f"warning: {source} was measured with other arithmetic: {others}; its seconds may be others, too: set the flags as "
-             "they were, or measure again with 'hetpipe profile'")  # fmt: skip
+        warn(
+            f"warning: {source} was measured with other arithmetic: {others}; its seconds may be others, too: set the flags as "
+            "they were, or measure again with 'hetpipe profile'"
+        )
 
 
 def _confirmed(profile: Profile, model: Model, cluster: Cluster, world: World, whole_nodes: bool) -> Profile | None:
@@ -89,15 +100,18 @@ def _cached(path: str) -> Any:
 
 
 def cache_path(
-    model: Model, cluster: Cluster, options: ProfileSection, optimizer: str, hosts: tuple[str, ...] = (),
+    model: Model,
+    cluster: Cluster,
+    options: ProfileSection,
+    optimizer: str,
+    hosts: tuple[str, ...] = (),
     precision: PrecisionChoice | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Where the profile of this model and its loss, at these precisions, on these device types of these hosts, with these
     versions and flags of torch, is kept."""
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.layers.named_parameters()]
     sample: list[Any] = [
-        (tuple(t.shape[1:]), str(t.dtype))
-        for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))
+        (tuple(t.shape[1:]), str(t.dtype)) for t in (model.inputs if isinstance(model.inputs, tuple) else (model.inputs,))
     ] + [(row_shapes(batch.inputs), row_shapes(batch.targets), batch.share) for batch in model.shorter]
     content: list[Any] = [
         model.name,

@@ -23,7 +23,8 @@ from hetpipe.measuring.traffic import Pair, ping_pong
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import AdapterOf, Cluster, Device, LinkBetween
 from hetpipe.spec.number_types import NumberTypes
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 NEGLIGIBLE_SECONDS = 2e-4  # by which times of tiny layers and messages differ from run to run
 GLANCE_SECONDS, GLANCES = 2.0, 7  # for all layers that are looked at, and how often each is at most

@@ -20,7 +20,8 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.backends import drives_a_replica
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Backend
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 ALIKE = 0.05  # hosts whose times differ by no more are one type of device
 NOMINAL = 1.1  # a card sold as one of 24 GB may have 22.2 GiB: by so much a cluster file may be above what CUDA says
@@ -126,7 +127,6 @@ def note_missing_gpus(world: World, cluster: Cluster) -> None:
     warn(f"note: no GPU is found, so devices of type {', '.join(real)} are plain CPU processes{sharing}")
 
 
-
 def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile]:
     """The cluster and profile of CPUs that were found, in which those whose times agree within 5 % at every micro-batch size are
     one type again, with the mean of their times and the least of their memory. Fewer types are planned sooner. Pure."""
@@ -154,9 +154,13 @@ def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile
     fields = {name: getattr(cluster, name) for name in type(cluster).model_fields}
     return (
         Cluster(**{**fields, "device_types": types, "nodes": nodes}),
-        profile.model_copy(update={"measurements": tuple(
-            _mean(rows, names[group[0]]) for group in groups for rows in zip(*(own[kind] for kind in group), strict=True)
-        )}),
+        profile.model_copy(
+            update={
+                "measurements": tuple(
+                    _mean(rows, names[group[0]]) for group in groups for rows in zip(*(own[kind] for kind in group), strict=True)
+                )
+            }
+        ),
     )
 
 

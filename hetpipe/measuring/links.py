@@ -136,8 +136,10 @@ def explaining(
         if any(rate > (1 + EXPLAINED) * way for rate, way in zip(seen, (there, back), strict=True)):
             bandwidth = 2 / (1 / there + 1 / back)
             if a != b and {a, b} <= rates.keys():
-                unlike.append(f"note: from {a} to {b} one flow gets {_rate_text(there)}, and back {_rate_text(back)}, though "
-                              f"their adapters carry more: the link is planned as {_rate_text(bandwidth)} both ways")  # fmt: skip
+                unlike.append(
+                    f"note: from {a} to {b} one flow gets {_rate_text(there)}, and back {_rate_text(back)}, though "
+                    f"their adapters carry more: the link is planned as {_rate_text(bandwidth)} both ways"
+                )
         links.append(LinkBetween(between=(a, b), latency=seconds, bandwidth=bandwidth))
     adapters = tuple(AdapterOf(node=name, bandwidth=x.out, bandwidth_in=x.into) for name, x in rates.items())
     return tuple(links), adapters, unlike

@@ -17,23 +17,10 @@ from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.trials.layer_check import try_layers
 from hetpipe.layers.trials.rows import cut_to_try
 from hetpipe.measuring.links import Wires, measure_links, node_pairs
-from hetpipe.measuring.overhead import (
-    Figure,
-    communicator_bytes,
-    device_overhead,
-    transfer_overlap,
-    with_found,
-)
+from hetpipe.measuring.overhead import Figure, communicator_bytes, device_overhead, transfer_overlap, with_found
 from hetpipe.measuring.precision.choice import able, check_parameters, chosen_precisions
 from hetpipe.measuring.precision.layer_bytes import kinds_of
-from hetpipe.measuring.profiler import (
-    Measured,
-    OptimizerFactory,
-    assemble,
-    check_sizes,
-    measure_device,
-    provenance,
-)
+from hetpipe.measuring.profiler import Measured, OptimizerFactory, assemble, check_sizes, measure_device, provenance
 from hetpipe.measuring.traffic import Flow
 from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.processes.peers.others import showing_others
@@ -120,14 +107,10 @@ def profile_cluster(
         if world.is_main
         else None
     )
-    return Profile.parse(
-        world.first(profile.model_dump(mode="json") if profile else None), "the measured profile"
-    )
+    return Profile.parse(world.first(profile.model_dump(mode="json") if profile else None), "the measured profile")
 
 
-def with_shared_figures(
-    overheads: list[DeviceOverhead], cluster: Cluster, world: World, wires: Wires
-) -> list[DeviceOverhead]:
+def with_shared_figures(overheads: list[DeviceOverhead], cluster: Cluster, world: World, wires: Wires) -> list[DeviceOverhead]:
     """These, with what takes several devices: bytes of a communicator, and whether transfers hide behind compute: between the
     first two nodes with hosts of their own, by the types of their first devices. Collective."""
     kind_of = {rank: cluster.device(device).type for device, rank in world.rank_of.items()}
@@ -146,9 +129,7 @@ def with_shared_figures(
     return [with_found(overhead, found[overhead.device_type]) for overhead in overheads]
 
 
-def measurers(
-    cluster: Cluster, rank_of: Mapping[str, int], *, whole_nodes: bool
-) -> dict[str, tuple[Device, int]]:
+def measurers(cluster: Cluster, rank_of: Mapping[str, int], *, whole_nodes: bool) -> dict[str, tuple[Device, int]]:
     """Device type → the device on which it is measured, and the rank that does it: the first that stands for such a device.
     With `whole_nodes` a process may use all devices of its node (one drives a whole replica): a type that no process stands
     for is measured by the first of a node that has it. InputError if a type is beyond the reach of all. Pure."""

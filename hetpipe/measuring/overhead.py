@@ -114,9 +114,19 @@ def _stage_run(
         return torch.stack([t.float().sum() for t in as_tuple(output)]).sum()
 
     ends, recorder = trace_boundaries(layers, inputs, device), Recorder(device)
-    run = StageRun(make_stage(layers, 0, len(layers), device), index=0, stages=1, peers=((), ()), lanes=ALONE,
-                   rooms=(Room(device, None), Room(device, None)), sizes=[1] * count, depths=[depth], recorder=recorder,
-                   loss=loss, last_backward=lambda: None)  # fmt: skip
+    run = StageRun(
+        make_stage(layers, 0, len(layers), device),
+        index=0,
+        stages=1,
+        peers=((), ()),
+        lanes=ALONE,
+        rooms=(Room(device, None), Room(device, None)),
+        sizes=[1] * count,
+        depths=[depth],
+        recorder=recorder,
+        loss=loss,
+        last_backward=lambda: None,
+    )
     nothing: Sequence[Wanted] = [None] * count  # type: ignore[list-item]
 
     def train(microbatches: Sequence[Tensors]) -> None:
@@ -194,8 +204,9 @@ def _hidden_copies(device: torch.device, copy: Callable[..., None], seconds: flo
 
     compute()  # the first loads a library
     rounds = max(1, round(seconds / 2 / max(watch.measure(compute), 1e-9)))
-    return hidden_part([(watch.measure(twice), watch.measure(copy), watch.measure(lambda: copy(compute)))
-                        for _ in range(REPEATS)])  # fmt: skip
+    return hidden_part(
+        [(watch.measure(twice), watch.measure(copy), watch.measure(lambda: copy(compute))) for _ in range(REPEATS)]
+    )
 
 
 def hidden_part(times: Sequence[tuple[float, float, float]]) -> Figure:

@@ -26,16 +26,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import Emulation, one_thread, trained_bytes
-from hetpipe.layers.model import (
-    Model,
-    ShapedBatch,
-    as_tuple,
-    as_value,
-    move,
-    named_layers,
-    numbers_of,
-    sample_bytes,
-)
+from hetpipe.layers.model import Model, ShapedBatch, as_tuple, as_value, move, named_layers, numbers_of, sample_bytes
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
@@ -43,19 +34,15 @@ from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, loss_of, turn_seconds, without_history
 from hetpipe.measuring.precision.casts import Copy, cast_again, kept_copies
-from hetpipe.measuring.precision.layer_bytes import (
-    boundary_bytes,
-    kinds_of,
-    layer_profiles,
-    saved_bytes_somewhere,
-)
+from hetpipe.measuring.precision.layer_bytes import boundary_bytes, kinds_of, layer_profiles, saved_bytes_somewhere
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.number_types import NumberTypes, Precision
 from hetpipe.spec.overhead import DeviceOverhead
-from hetpipe.spec.profile import Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import OptimizerProfile, Profile
 from hetpipe.spec.profiles.lengths import LengthFactor
+from hetpipe.spec.profiles.measurement import Measurement
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]
@@ -129,9 +116,7 @@ class _SizeRun:
         self.spreads.append((totals[-1] - totals[0]) / max(totals[len(totals) // 2], 1e-12))
 
 
-def time_layer(
-    run: LayerRun, clock: Clock, index: int, size: int, repeats: int
-) -> list[tuple[float, float]]:
+def time_layer(run: LayerRun, clock: Clock, index: int, size: int, repeats: int) -> list[tuple[float, float]]:
     """(forward, backward) seconds of each repeat; one before them warms up allocations and the parameters' first gradients."""
     times = []
     for _ in range(repeats + 1):
@@ -139,9 +124,7 @@ def time_layer(
             times.append(turn_seconds(run, clock.device))
             continue
         run.receive()
-        times.append(
-            (clock.measure(run.forward, "F", index, size), clock.measure(run.backward, "B", index, size))
-        )
+        times.append((clock.measure(run.forward, "F", index, size), clock.measure(run.backward, "B", index, size)))
     for parameter in run.layer.parameters():
         parameter.grad = None
     return times[1:]
@@ -184,9 +167,7 @@ def _time_optimizer(
     optimizer = factory(parameters)
     optimizer.step()
     seconds = [clock.measure(once_a_step, "optimizer", index, 0) for _ in range(repeats)]
-    tensors = [
-        t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor) and t.numel() > 1
-    ]
+    tensors = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, Tensor) and t.numel() > 1]
     with torch.no_grad():
         for p, value in zip(parameters, before, strict=True):
             p.copy_(value)
@@ -224,8 +205,10 @@ def measure_device(
     out. `precision`: of matrix products; without one, as the model was built."""
     types, kinds = NumberTypes.at(precision), kinds_of(model)
     for name in skipping_layers(model.layers):
-        raise InputError(f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
-                         f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}")  # fmt: skip
+        raise InputError(
+            f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
+            f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}"
+        )
     real = emulation is None and not processor_time
     clock = Clock(device, emulation, stretch_of(device) if real else 1.0 if processor_time else None)
     heaviest, factor, steps = 0.0, 1.0, _OptimizerRun(optimizer)
@@ -254,8 +237,10 @@ def measure_device(
             advance(f"layer {index + 1} of {len(model.layers)} ({name}), optimizer")
     stretch = clock.stretch or 1.0
     if factor * stretch > 1:
-        warn(f"note: {device_type!r} takes {factor * stretch:.1f} times as long when it works without a pause (a CPU quota, heat "
-             "or other work): it is planned so")  # fmt: skip
+        warn(
+            f"note: {device_type!r} takes {factor * stretch:.1f} times as long when it works without a pause (a CPU quota, heat "
+            "or other work): it is planned so"
+        )
     measurement = Measurement(
         device_type=device_type,
         precision=precision,
@@ -284,9 +269,7 @@ def _length_factors(run: _SizeRun, kinds: Kinds) -> tuple[LengthFactor, ...]:
     return tuple(LengthFactor(numbers=numbers, factor=seconds / mean) for numbers, _, seconds in sorted(found))
 
 
-def _with_bytes(
-    measurement: Measurement, model: Model, device: torch.device, types: NumberTypes
-) -> Measurement:
+def _with_bytes(measurement: Measurement, model: Model, device: torch.device, types: NumberTypes) -> Measurement:
     """With a lower precision's own bytes."""
     saved, leaving = saved_bytes_somewhere(model, device, types), boundary_bytes(model, device, types)[1:]
     return measurement.model_copy(
@@ -369,9 +352,7 @@ def profile_model(
         on_gpu = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     name = device_type or default_type_name(device)
-    measured = measure_device(
-        model, name, device, check_sizes(microbatch_sizes), optimizer, repeats=repeats, advance=advance
-    )
+    measured = measure_device(model, name, device, check_sizes(microbatch_sizes), optimizer, repeats=repeats, advance=advance)
     return assemble(
         model,
         [measured.measurement],

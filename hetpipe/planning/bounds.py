@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hetpipe.planning.partition import Problem
 from hetpipe.planning.programs import Program
-from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.measurement import Measurement
 
 Array = NDArray[np.float64]
 
@@ -23,9 +23,7 @@ def best_seconds_per_sample(measurement: Measurement, global_batch: int) -> Arra
     size is monotone there and its least value is at a measured size or at an end of the range."""
     largest = min(measurement.microbatch_sizes[-1], global_batch)
     ends = {1, largest, *(b for b in measurement.microbatch_sizes if b <= largest)}
-    below = range(
-        1, min(measurement.microbatch_sizes[0], largest)
-    )  # extrapolated, and cut off at zero: look at each
+    below = range(1, min(measurement.microbatch_sizes[0], largest))  # extrapolated, and cut off at zero: look at each
     rows = []
     for b in sorted({*ends, *below}):
         forward, backward = measurement.times(b)
@@ -57,10 +55,7 @@ def fluid_bound(problem: Problem) -> float:
     kinds, number, seconds = work_seconds(problem)
     if not kinds:
         return math.inf  # no plan at all
-    return max(
-        _dual(_weights(seconds, number), seconds),
-        *(_dual(w, seconds) for w in _simple_weights(seconds, number)),
-    )
+    return max(_dual(_weights(seconds, number), seconds), *(_dual(w, seconds) for w in _simple_weights(seconds, number)))
 
 
 def fluid_price(problem: Problem, deadline: float) -> float:
@@ -85,8 +80,7 @@ def fluid_price(problem: Problem, deadline: float) -> float:
     found = Program(rows, low, np.append(number * deadline / scale, np.ones(L))).least(prices @ share)
     extra = np.zeros(K) if found is None else np.maximum(-found.prices[:K], 0.0)
     return max(
-        float(((prices + mu)[:, None] * seconds).min(axis=0).sum() - deadline * (number @ mu))
-        for mu in (extra, np.zeros(K))
+        float(((prices + mu)[:, None] * seconds).min(axis=0).sum() - deadline * (number @ mu)) for mu in (extra, np.zeros(K))
     )
 
 

@@ -8,18 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from hetpipe.files.formats import (
-    Bytes,
-    Count,
-    DeviceCount,
-    Document,
-    Flag,
-    Name,
-    Number,
-    Positive,
-    Samples,
-    Strict,
-)
+from hetpipe.files.formats import Bytes, Count, DeviceCount, Document, Flag, Name, Number, Positive, Samples, Strict
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.sums import sync_segments
 from hetpipe.spec.cluster import Cluster
@@ -127,9 +116,7 @@ def planned(plan: Plan, profile: Profile, cluster: Cluster, price_per_hour: floa
     shapes = Counter("-".join(str(hi - lo) for lo, hi in (s.layers for s in r.stages)) for r in plan.replicas)
     return Planned(
         step_seconds=found.step_seconds,
-        price_per_million_samples=price_per_million_samples(
-            price_per_hour, found.step_seconds, plan.global_batch
-        ),
+        price_per_million_samples=price_per_million_samples(price_per_hour, found.step_seconds, plan.global_batch),
         samples_per_second=found.samples_per_second,
         pipeline_seconds=found.pipeline_seconds,
         gradient_sync_seconds=found.gradient_sync_seconds,

@@ -24,6 +24,7 @@ from hetpipe.spec.profile import Profile
 
 NEARLY_NOTHING = 2.0**-14
 
+
 def solve(find: Partitioner, problem: Problem) -> Solution:
     """What the partitioner finds, with offload where the problem allows it. PartitionError as the partitioner's own."""
     if not problem.allow_offload:
@@ -57,7 +58,8 @@ def with_saved(profile: Profile, part: float) -> Profile:
 
     layers = tuple(layer.model_copy(update=changed(layer.saved_bytes_per_sample)) for layer in profile.layers)
     measured = tuple(
-        m if (own := m.saved_bytes_per_sample) is None
+        m
+        if (own := m.saved_bytes_per_sample) is None
         else m.model_copy(update={"saved_bytes_per_sample": tuple(x * part for x in own)})
         for m in profile.measurements
     )
@@ -129,8 +131,14 @@ class _Choice:
         limit = cluster.device_types[device.type].memory * (1 - self.problem.memory_reserve)
 
         def fits(recompute: bool, offload: bool) -> bool:
-            memory = self.costs.stage_memory(device.type, *stage.layers, samples=replica.samples, recompute=recompute,
-                                             offload=offload, degree=len(stage.devices))  # fmt: skip
+            memory = self.costs.stage_memory(
+                device.type,
+                *stage.layers,
+                samples=replica.samples,
+                recompute=recompute,
+                offload=offload,
+                degree=len(stage.devices),
+            )
             return memory.peak(replica.microbatch_sizes, depth) <= limit
 
         if fits(False, False):
@@ -146,10 +154,16 @@ class _Choice:
         replica, stage = plan.replicas[r], ways[-1]
         device, degree = self.problem.cluster.device(stage.device), len(stage.devices)
         seconds = [
-            sum(sum(self.costs.stage_seconds(device.type, *stage.layers, size, recompute=way.recompute, offload=way.offload,
-                                             degree=degree)) for size in replica.microbatch_sizes)
+            sum(
+                sum(
+                    self.costs.stage_seconds(
+                        device.type, *stage.layers, size, recompute=way.recompute, offload=way.offload, degree=degree
+                    )
+                )
+                for size in replica.microbatch_sizes
+            )
             for way in ways
-        ]  # fmt: skip
+        ]
         per_sample = self.costs.host_bytes_per_sample(device.type, *stage.layers, degree)
         size = per_sample * most_in_flight(replica.microbatch_sizes, depth)
         shorter = seconds[0] - seconds[1] if len(ways) > 1 else float("inf")

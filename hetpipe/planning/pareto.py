@@ -125,9 +125,12 @@ def make_front(
         search.run(planners)
     front = Front.of(
         [search.row(item) for item in search.items],
-        model=profile.model, global_batch=global_batch, partitioner=name,
-        max_price_per_hour=options.max_price_per_hour, deadline_seconds_per_step=options.deadline_seconds_per_step,
-    )  # fmt: skip
+        model=profile.model,
+        global_batch=global_batch,
+        partitioner=name,
+        max_price_per_hour=options.max_price_per_hour,
+        deadline_seconds_per_step=options.deadline_seconds_per_step,
+    )
     items = {tuple(search.nodes(item).items()): item for item in search.items}
     best = [items[tuple(row.nodes.items())] for row in front.front]
     return FrontWithPlans(front, tuple((item.plan, item.problem.cluster) for item in best if item.plan is not None))
@@ -185,11 +188,7 @@ class FrontSearch:
     def winner(self, item: SubCluster) -> SubCluster | None:
         """Another row with a plan that no plan of this one can beat, as far as its bound goes."""
         for other in self.items:
-            if (
-                other is not item
-                and other.step <= item.bound
-                and other.price * other.step <= item.price * item.bound
-            ):
+            if other is not item and other.step <= item.bound and other.price * other.step <= item.price * item.bound:
                 return other
         return None
 
@@ -214,9 +213,7 @@ class FrontSearch:
         if most is not None and price > most * (1 + 1e-12):
             found.close("excluded", f"its price of {price:g} per hour is over the limit of {most:g}")
         elif deadline is not None and found.bound > deadline:
-            found.close(
-                "excluded", f"its step takes at least {found.bound:.4g} s, the deadline is {deadline:g} s"
-            )
+            found.close("excluded", f"its step takes at least {found.bound:.4g} s, the deadline is {deadline:g} s")
         return found
 
     def order(self) -> list[SubCluster]:
@@ -285,11 +282,7 @@ class FrontSearch:
         own = [(item, item.plan, item.step, item.bound, item.problem.profile) for item in self.items]
         for item in self.items:
             for other, plan, step, bound, profile in own:
-                if (
-                    item.status in ("planned", "unknown")
-                    and step < item.step * (1 - 1e-9)
-                    and other.within(item)
-                ):
+                if item.status in ("planned", "unknown") and step < item.step * (1 - 1e-9) and other.within(item):
                     item.plan, item.problem = plan, replace(item.problem, profile=profile)
                     item.close("planned", f"the plan of {self.name(other)}, which is part of it")
                 if item.within(other) and item.turn == other.turn == 0:
@@ -297,10 +290,7 @@ class FrontSearch:
         deadline = self.options.deadline_seconds_per_step
         for item in self.items:
             if deadline is not None and item.status == "planned" and item.step > deadline:
-                item.close(
-                    "excluded",
-                    f"the step of its plan takes {item.step:.4g} s, the deadline is {deadline:g} s",
-                )
+                item.close("excluded", f"the step of its plan takes {item.step:.4g} s, the deadline is {deadline:g} s")
 
     def row(self, item: SubCluster) -> Row:
         """What is known of a sub-cluster in the end."""

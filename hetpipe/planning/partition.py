@@ -24,12 +24,7 @@ class PartitionError(Exception):
     exit_code = 3
 
     def __init__(
-        self,
-        message: str,
-        *,
-        missing_bytes: int | None = None,
-        needed_bytes: int | None = None,
-        out_of_time: bool = False,
+        self, message: str, *, missing_bytes: int | None = None, needed_bytes: int | None = None, out_of_time: bool = False
     ) -> None:
         super().__init__(message)
         self.missing_bytes, self.needed_bytes, self.out_of_time = missing_bytes, needed_bytes, out_of_time
@@ -50,11 +45,15 @@ def offload_allowed(options: PlanOptions, profile: Profile, cluster: Cluster) ->
     if options.backend != "torch":
         raise InputError(f"allow_offload is asked for, which only the back end 'torch' does, and not {options.backend!r}")
     if not hosts:
-        raise InputError("allow_offload is asked for, but no node of the cluster says how much of its host's memory stages may "
-                         "offload to: give nodes a host_memory, such as 64 GiB")  # fmt: skip
+        raise InputError(
+            "allow_offload is asked for, but no node of the cluster says how much of its host's memory stages may "
+            "offload to: give nodes a host_memory, such as 64 GiB"
+        )
     if not able:
-        raise InputError(f"allow_offload is asked for, but the profile of {profile.model!r} has no host_bytes_per_second of a "
-                         "device type whose node has a host_memory: measure again with 'hetpipe profile'")  # fmt: skip
+        raise InputError(
+            f"allow_offload is asked for, but the profile of {profile.model!r} has no host_bytes_per_second of a "
+            "device type whose node has a host_memory: measure again with 'hetpipe profile'"
+        )
     return True
 
 
@@ -149,9 +148,7 @@ def no_plan_in_time(problem: Problem) -> PartitionError:
     else:
         end = "by as much search as there is without a time limit"
     return PartitionError(
-        f"no plan was found {end}, and none was ruled out; allow more time "
-        "(--time-limit, time_limit_seconds)",
-        out_of_time=True,
+        f"no plan was found {end}, and none was ruled out; allow more time (--time-limit, time_limit_seconds)", out_of_time=True
     )
 
 

@@ -45,8 +45,7 @@ def make_plan(
     prices = (cluster.device_types[device.type].price_per_hour for device in cluster.devices)
     if options.deadline_seconds_per_step is not None and not any(prices):
         raise InputError(
-            "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a "
-            "price_per_hour"
+            "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a price_per_hour"
         )
     began, (*first, last) = time.monotonic(), options.in_turn(profile, cluster)
     for each in first:
@@ -74,8 +73,10 @@ def note_of_precisions(plan: Plan, profile: Profile, cluster: Cluster, options: 
         return None
     fastest, planned = options.precisions(profile, cluster), plan.precision or {}
     if not planned:
-        return ("the profile does not say at which precision it was measured, so 'auto' chooses none; "
-                "'hetpipe profile --precision auto' measures each that the devices have")  # fmt: skip
+        return (
+            "the profile does not say at which precision it was measured, so 'auto' chooses none; "
+            "'hetpipe profile --precision auto' measures each that the devices have"
+        )
     others = [f"{p} on {kind!r} in place of {fastest[kind]}" for kind, p in planned.items() if fastest.get(kind, p) != p]
     if not others:
         return None
@@ -129,9 +130,7 @@ def with_prediction(solution: Solution, problem: Problem) -> Plan:
     return plan.model_copy(update={"predicted": prediction})
 
 
-def _best_bound(
-    searched: float | None, proof: Proof | None, fluid: float, reached: float
-) -> tuple[float, Proof]:
+def _best_bound(searched: float | None, proof: Proof | None, fluid: float, reached: float) -> tuple[float, Proof]:
     """The larger of the two bounds, and its name."""
     if searched is not None and proof is not None and searched >= fluid:
         return min(searched, reached), proof
@@ -151,5 +150,6 @@ def _check_limits(
         if peak > limit:
             raise PartitionError(
                 f"the plan of {plan.partitioner!r} needs {in_bytes(peak)} on {device}, which has {in_bytes(limit)}",
-                missing_bytes=math.ceil(peak - limit), needed_bytes=peak,
-            )  # fmt: skip
+                missing_bytes=math.ceil(peak - limit),
+                needed_bytes=peak,
+            )

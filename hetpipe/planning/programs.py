@@ -11,11 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 NODES = 200  # of the tree of an integer program; all that planners have were solved at the first
-KNOWN = (
-    highspy.HighsModelStatus.kOptimal,
-    highspy.HighsModelStatus.kInfeasible,
-    highspy.HighsModelStatus.kUnboundedOrInfeasible,
-)
+KNOWN = (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible)
 
 
 class Optimum(NamedTuple):

@@ -106,21 +106,15 @@ def source_of(point: EntryPoint) -> str:
 def load_target(target: str) -> Callable[..., Any]:
     """The function at `package.module:function`; InputError saying what failed."""
     module_name, _, path = target.partition(":")
-    if not module_name or not all(
-        part.isidentifier() for part in [*module_name.split("."), *path.split(".")]
-    ):
+    if not module_name or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
         raise InputError(f"cannot read the target {target!r}: write it as 'package.module:function'")
     try:
         found: Any = import_module(module_name)
     except Exception as error:  # whatever the module does when it is imported
-        raise InputError(
-            f"cannot import {module_name!r} for the target {target!r}: {type(error).__name__}: {error}"
-        ) from error
+        raise InputError(f"cannot import {module_name!r} for the target {target!r}: {type(error).__name__}: {error}") from error
     for part in path.split("."):
         if not hasattr(found, part):
-            public = [
-                name for name in vars(found) if not name.startswith("_") and callable(getattr(found, name))
-            ]
+            public = [name for name in vars(found) if not name.startswith("_") and callable(getattr(found, name))]
             raise InputError(f"{module_name!r} has no {part!r} (target {target!r}){nearest(part, public)}")
         found = getattr(found, part)
     if not callable(found):

@@ -53,8 +53,7 @@ def proportional_shares(weights: Sequence[float], total: int) -> list[int]:
     whole = math.fsum(weights)
     if total < 0 or any(w < 0 or not math.isfinite(w) for w in weights) or whole <= 0:
         raise ValueError(
-            f"cannot share {total} by the weights {list(weights)}: "
-            "they must be finite, not negative, and not all zero"
+            f"cannot share {total} by the weights {list(weights)}: they must be finite, not negative, and not all zero"
         )
     quotas = [total * w / whole for w in weights]
     parts = [math.floor(quota) for quota in quotas]
@@ -97,9 +96,7 @@ def shares_for(plan: Plan, batch: int) -> tuple[tuple[int, ...], ...]:
             heapq.heappush(able, (given[r] * plan.global_batch - parts[r], r))
     if left:
         extra[min(too_large)[1]] = left
-    return tuple(
-        own[:count] + ((more,) if more else ()) for own, count, more in zip(sizes, taken, extra, strict=True)
-    )
+    return tuple(own[:count] + ((more,) if more else ()) for own, count, more in zip(sizes, taken, extra, strict=True))
 
 
 def _whole(sizes: Sequence[int], batch: int, global_batch: int) -> int:

@@ -31,10 +31,7 @@ class Planners:
         self.count = count
         if count > 1:
             self._pool: Executor = ProcessPoolExecutor(
-                count,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_begin,
-                initargs=(name,),
+                count, mp_context=multiprocessing.get_context("spawn"), initializer=_begin, initargs=(name,)
             )
             self._solve: Callable[[Problem], Solved] = _solve_there
         else:

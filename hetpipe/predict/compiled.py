@@ -220,10 +220,15 @@ def compile_beside(*modules: str) -> None:
     numba keeps nothing."""
     if not is_compiling() and cores() > 1 and on_disk:
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        _beside[:] = [subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import make_ready; make_ready()", *modules], env=variables,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )]  # fmt: skip
+        _beside[:] = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import make_ready; make_ready()", *modules],
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        ]
         _told.clear()
         os.set_blocking(cast(IO[bytes], _beside[0].stdout).fileno(), False)
 

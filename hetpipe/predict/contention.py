@@ -168,11 +168,7 @@ class _Build:
 
     def ends(self, capacity: Array, effort: float) -> Array:
         """When each task ends; EffortError where that takes more."""
-        from hetpipe.predict.flows import (  # and with them numba, which few ranks of a training need
-            Flows,
-            Tasks,
-            ends,
-        )
+        from hetpipe.predict.flows import Flows, Tasks, ends  # and with them numba, which few ranks of a training need
 
         reach = np.append(0, np.cumsum(np.concatenate(self.crossings))).astype(np.int32)
         crossed = np.concatenate(self.crossed, dtype=np.int32)
@@ -206,9 +202,12 @@ class _Build:
             costs, (n, sizes), m = pipe.costs, pipe.costs.forward.shape, len(pipe.costs.which)
             yield _Rows(
                 np.concatenate([costs.forward, costs.backward, costs.occupied, pipe.back(costs.occupied)]),
-                np.concatenate([np.zeros(2 * n), costs.latency, pipe.back(costs.latency)]), np.full(4 * n - 2, pipe.begin),
-                np.concatenate([np.full((2 * n, sizes), -1, np.int32), flow]), costs.which, _waits(pipe.depths, m),
-            )  # fmt: skip
+                np.concatenate([np.zeros(2 * n), costs.latency, pipe.back(costs.latency)]),
+                np.full(4 * n - 2, pipe.begin),
+                np.concatenate([np.full((2 * n, sizes), -1, np.int32), flow]),
+                costs.which,
+                _waits(pipe.depths, m),
+            )
         seconds, latency, begin, flow = (np.concatenate(column) for column in zip(*self.single, strict=True))
         yield _Rows(seconds[:, None], latency, begin, flow[:, None], np.zeros(1, np.int64))
 
@@ -241,8 +240,7 @@ def share(pipes: Sequence[Pipe], rings: Sequence[RingSum], capacity: Array, read
 def _shares(pipe: Pipe, full: Flags) -> bool:
     pairs = zip(pipe.nodes, pipe.nodes[1:], strict=False)
     return any(
-        a != b and bool(full[_crossed(pipe, s, a, b)].any()) and float(pipe.rate[s].max()) > 0
-        for s, (a, b) in enumerate(pairs)
+        a != b and bool(full[_crossed(pipe, s, a, b)].any()) and float(pipe.rate[s].max()) > 0 for s, (a, b) in enumerate(pairs)
     )
 
 

@@ -193,9 +193,7 @@ class Costs:
         """Seconds of one optimizer step over the range."""
         key = (device_type, degree)
         if key not in self._optimizer:
-            self._optimizer[key] = _prefix(
-                np.array(self.profile.measurement(device_type, degree).optimizer_seconds)
-            )
+            self._optimizer[key] = _prefix(np.array(self.profile.measurement(device_type, degree).optimizer_seconds))
         return float(self._optimizer[key][hi] - self._optimizer[key][lo])
 
     def parameter_bytes(self, device_type: str, lo: int, hi: int, degree: int = 1) -> tuple[float, float]:
@@ -238,8 +236,9 @@ class Costs:
             self._buckets[key] = [Bucket(*part, self.summed_bytes(kinds, *part) / pieces) for part in ranges]
         return self._buckets[key]
 
-    def stage_memory(self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, offload: bool = False,
-                     degree: int = 1) -> StageMemory:  # fmt: skip
+    def stage_memory(
+        self, device_type: str, lo: int, hi: int, *, samples: int, recompute: bool = False, offload: bool = False, degree: int = 1
+    ) -> StageMemory:
         """Memory of a stage: parameters, gradients and optimizer state of those that train, buffers, and the copies of parameters
         in a lower precision, which a step keeps from its first forward on, recomputed or not; for each sample in flight what
         autograd saves and the stage's output (under recompute: the layers' inputs, and while in backward the largest layer's
@@ -290,9 +289,7 @@ class Costs:
 
     def link(self, device_a: str, device_b: str) -> Link:
         """The link of two devices, by their nodes."""
-        return self.cluster.link_between(
-            self.cluster.device(device_a).node, self.cluster.device(device_b).node
-        )
+        return self.cluster.link_between(self.cluster.device(device_a).node, self.cluster.device(device_b).node)
 
     def transfer(
         self, device_a: str, device_b: str, boundary: int, size: int, degrees: tuple[int, int] = (1, 1)

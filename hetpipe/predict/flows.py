@@ -114,13 +114,29 @@ def _way(flows: Flows) -> _Way:
         return np.full(length, -1, dtype=np.int32)
 
     return _Way(
-        on_way=empty(F), due=np.zeros(F), place=empty(F), part=empty(F),
-        full=empty(A), hit=np.zeros(F, np.bool_), fair=np.zeros(F), task=empty(F),
-        left=np.zeros(F), since=np.zeros(F), speed=np.zeros(F), room=np.zeros(A), demand=np.zeros(A),
-        dirty=np.zeros(A, np.bool_), head=empty(A), after=empty(E), before=empty(E),
-        flow=np.repeat(np.arange(F, dtype=np.int32), np.diff(flows.reach)), rates=rates, slow=empty(len(rates)), next=empty(F),
+        on_way=empty(F),
+        due=np.zeros(F),
+        place=empty(F),
+        part=empty(F),
+        full=empty(A),
+        hit=np.zeros(F, np.bool_),
+        fair=np.zeros(F),
+        task=empty(F),
+        left=np.zeros(F),
+        since=np.zeros(F),
+        speed=np.zeros(F),
+        room=np.zeros(A),
+        demand=np.zeros(A),
+        dirty=np.zeros(A, np.bool_),
+        head=empty(A),
+        after=empty(E),
+        before=empty(E),
+        flow=np.repeat(np.arange(F, dtype=np.int32), np.diff(flows.reach)),
+        rates=rates,
+        slow=empty(len(rates)),
+        next=empty(F),
         kind=kind.astype(np.int32),
-    )  # fmt: skip
+    )
 
 
 def _changed(way: _Way, c: int, adapters: Index, touched: int) -> int:

@@ -123,8 +123,9 @@ def ready() -> Callable[..., None]:
     return found
 
 
-def _forward(s: int, i: int, state: Array, arrivals: Array, ends: Array, forward: Array, occupied: Array, latency: Array,
-             which: Index) -> None:  # fmt: skip
+def _forward(
+    s: int, i: int, state: Array, arrivals: Array, ends: Array, forward: Array, occupied: Array, latency: Array, which: Index
+) -> None:
     """Forward i of stage s, and its activation's way to the next. Comparisons instead of max(), which takes Python twice as
     long."""
     now, size = state[0, s], which[i]
@@ -142,16 +143,28 @@ def _forward(s: int, i: int, state: Array, arrivals: Array, ends: Array, forward
         state[1, s], arrivals[s, i] = free, free + latency[s]
 
 
-def _warm(state: Array, arrivals: Array, ends: Array, forward: Array, occupied: Array, latency: Array, which: Index,
-          depths: Index) -> None:  # fmt: skip
+def _warm(
+    state: Array, arrivals: Array, ends: Array, forward: Array, occupied: Array, latency: Array, which: Index, depths: Index
+) -> None:
     """The forwards before each stage's first backward."""
     for s in range(len(depths)):
         for i in range(depths[s]):
             _forward(s, i, state, arrivals, ends, forward, occupied, latency, which)
 
 
-def _back(i: int, state: Array, arrivals: Array, ends: Array, forward: Array, backward: Array, occupied: Array, latency: Array,
-          which: Index, depths: Index, frozen: int) -> None:  # fmt: skip
+def _back(
+    i: int,
+    state: Array,
+    arrivals: Array,
+    ends: Array,
+    forward: Array,
+    backward: Array,
+    occupied: Array,
+    latency: Array,
+    which: Index,
+    depths: Index,
+    frozen: int,
+) -> None:
     """The backwards of micro-batch i, and on each stage the forward that comes next."""
     arrival, size = 0.0, which[i]
     for s in range(len(depths) - 1, frozen - 1, -1):
@@ -173,8 +186,18 @@ def _back(i: int, state: Array, arrivals: Array, ends: Array, forward: Array, ba
             _forward(s, i + depths[s], state, arrivals, ends, forward, occupied, latency, which)
 
 
-def run(state: Array, arrivals: Array, ends: Array, forward: Array, backward: Array, occupied: Array, latency: Array,
-        which: Index, depths: Index, frozen: int) -> None:  # fmt: skip
+def run(
+    state: Array,
+    arrivals: Array,
+    ends: Array,
+    forward: Array,
+    backward: Array,
+    occupied: Array,
+    latency: Array,
+    which: Index,
+    depths: Index,
+    frozen: int,
+) -> None:
     """Run a pipeline of n stages and m micro-batches. Durations are as `PipelineCosts` has them; stage s does `depths[s]`
     forwards before its first backward, and the first `frozen` stages, of depth m, do only forwards.
 

@@ -45,16 +45,18 @@ def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:
         if s + 1 < len(stages):
             after = stages[s + 1]
             degrees = (degree, len(after.devices))
-            sent = [
-                costs.transfer(stage.device, after.device, stage.layers[1], b, degrees) for b in different
-            ]
+            sent = [costs.transfer(stage.device, after.device, stage.layers[1], b, degrees) for b in different]
             occupied.append([seconds for seconds, _ in sent])
             latency.append(max(delay for _, delay in sent))
     frozen = sum(not costs.has_backward(stage.layers[1]) for stage in stages)
     found = PipelineCosts(
-        forward=np.array(forward), backward=np.array(backward), occupied=np.array(occupied).reshape(-1, len(different)),
-        latency=np.array(latency, dtype=np.float64), which=which, frozen=frozen,
-    )  # fmt: skip
+        forward=np.array(forward),
+        backward=np.array(backward),
+        occupied=np.array(occupied).reshape(-1, len(different)),
+        latency=np.array(latency, dtype=np.float64),
+        which=which,
+        frozen=frozen,
+    )
     return found if costs.cluster.runtime_overhead.overlap_transfers else _blocking(found)
 
 
@@ -64,9 +66,12 @@ def _blocking(costs: PipelineCosts) -> PipelineCosts:
         for way in (0, 1) if s >= costs.frozen else (0,):
             more[way, s : s + 2] = more[way, s : s + 2] + busy + delay
     return replace(
-        costs, forward=costs.forward + more[0], backward=costs.backward + more[1],
-        occupied=np.zeros_like(costs.occupied), latency=np.zeros_like(costs.latency),
-    )  # fmt: skip
+        costs,
+        forward=costs.forward + more[0],
+        backward=costs.backward + more[1],
+        occupied=np.zeros_like(costs.occupied),
+        latency=np.zeros_like(costs.latency),
+    )
 
 
 def peak_bytes(plan: Plan, costs: Costs) -> dict[str, int]:
@@ -99,8 +104,9 @@ def check_host_memory(found: Mapping[str, int], cluster: Cluster) -> None:
     limits = {node.name: node.host_memory for node in cluster.nodes if node.host_memory is not None}
     over = [
         f"{in_bytes(size)} to the host of node {node!r}, whose host_memory is {in_bytes(limits[node])} in the cluster file"
-        for node, size in found.items() if size > limits.get(node, size)
-    ]  # fmt: skip
+        for node, size in found.items()
+        if size > limits.get(node, size)
+    ]
     if over:
         raise InputError(f"the plan offloads {', and '.join(over)}: recompute instead, or put fewer micro-batches in flight")
 
@@ -158,10 +164,7 @@ class Run:
 
 def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
     """Seconds of each stage's optimizer; the pipeline begins when the longest has ended."""
-    return [
-        costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices))
-        for s in replica.stages
-    ]
+    return [costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices)) for s in replica.stages]
 
 
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:
@@ -218,9 +221,7 @@ def _shared(plan: Plan, costs: Costs, runs: Sequence[Run], effort: float) -> tup
     process, segments = plan.process_of, sync_segments(plan, costs)
     rings = [
         RingSum(
-            tuple(dict.fromkeys(process[d] for d in x.owners)),
-            _made(plan, runs, x),
-            *costs.ring(x.owners, x.size_bytes, number),
+            tuple(dict.fromkeys(process[d] for d in x.owners)), _made(plan, runs, x), *costs.ring(x.owners, x.size_bytes, number)
         )
         for x in segments
     ]
@@ -255,24 +256,20 @@ def simulate(plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:
     last = max(played.runs, key=lambda run: max(run.ready))
     end, optimizer = max(last.ready), max(last.optimizers)
     return Timeline(
-        spans=LazySpans(lambda: _spans(plan.replicas, played.runs, played.sums)), step_seconds=played.step,
-        optimizer_seconds=optimizer, pipeline_seconds=end - optimizer, sync_seconds=played.step - end,
-        peak_bytes=peak_bytes(plan, costs), host_bytes=offloaded, warnings=_extrapolations(plan, profile, cluster),
-    )  # fmt: skip
+        spans=LazySpans(lambda: _spans(plan.replicas, played.runs, played.sums)),
+        step_seconds=played.step,
+        optimizer_seconds=optimizer,
+        pipeline_seconds=end - optimizer,
+        sync_seconds=played.step - end,
+        peak_bytes=peak_bytes(plan, costs),
+        host_bytes=offloaded,
+        warnings=_extrapolations(plan, profile, cluster),
+    )
 
 
-def _spans(
-    replicas: Sequence[ReplicaPlan],
-    runs: Sequence[Run],
-    sums: Sequence[tuple[Segment, float, float]],
-) -> list[Span]:
+def _spans(replicas: Sequence[ReplicaPlan], runs: Sequence[Run], sums: Sequence[tuple[Segment, float, float]]) -> list[Span]:
     """All spans: forwards and backwards, then transfers, sums and optimizers."""
-    where = {
-        d: (r, s)
-        for r, replica in enumerate(replicas)
-        for s, stage in enumerate(replica.stages)
-        for d in stage.devices
-    }
+    where = {d: (r, s) for r, replica in enumerate(replicas) for s, stage in enumerate(replica.stages) for d in stage.devices}
     spans = []
     for device, (r, s) in where.items():
         costs, times = runs[r].pipe.costs, runs[r].times[s]
@@ -290,9 +287,7 @@ def _spans(
         spans += _sends(r, replica, run)
     for segment, start, end in sums:
         spans += [_span(d, where[d], "sync", start, end) for d in segment.owners]
-    return spans + [
-        _span(d, (r, s), "optimizer", 0.0, runs[r].optimizers[s]) for d, (r, s) in where.items()
-    ]
+    return spans + [_span(d, (r, s), "optimizer", 0.0, runs[r].optimizers[s]) for d, (r, s) in where.items()]
 
 
 def _sends(r: int, replica: ReplicaPlan, run: Run) -> list[Span]:
@@ -309,8 +304,17 @@ def _sends(r: int, replica: ReplicaPlan, run: Run) -> list[Span]:
                 start = max(free, ready)
                 free = start + seconds if wires is None else wires[way][s][i]
                 if free + latency > start:
-                    spans.append(Span(device=replica.stages[stage].device, replica=r, stage=stage, kind="send",
-                                      start=start, end=free + latency, microbatch=i))  # fmt: skip
+                    spans.append(
+                        Span(
+                            device=replica.stages[stage].device,
+                            replica=r,
+                            stage=stage,
+                            kind="send",
+                            start=start,
+                            end=free + latency,
+                            microbatch=i,
+                        )
+                    )
     return spans
 
 

@@ -88,6 +88,4 @@ class Timeline:
         """Per device: the fraction of the step in which it does not compute."""
         if self.step_seconds <= 0:
             return dict.fromkeys(self.busy_seconds(), 0.0)
-        return {
-            device: max(0.0, 1 - busy / self.step_seconds) for device, busy in self.busy_seconds().items()
-        }
+        return {device: max(0.0, 1 - busy / self.step_seconds) for device, busy in self.busy_seconds().items()}

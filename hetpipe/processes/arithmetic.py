@@ -28,8 +28,9 @@ def _precision(of: Any) -> str:
 
 
 @contextmanager
-def computing_by(*, tf32: bool | None = None, cudnn_benchmark: bool | None = None,
-                 cudnn_deterministic: bool | None = None) -> Iterator[None]:  # fmt: skip
+def computing_by(
+    *, tf32: bool | None = None, cudnn_benchmark: bool | None = None, cudnn_deterministic: bool | None = None
+) -> Iterator[None]:
     """In here the flags are these (None: as they are); afterwards they are as they were."""
     before, wanted = arithmetic(), {"cudnn.benchmark": cudnn_benchmark, "cudnn.deterministic": cudnn_deterministic}
     products = None if tf32 is None else "tf32" if tf32 else "ieee"

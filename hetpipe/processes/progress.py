@@ -122,9 +122,16 @@ class Activity:
     that are at work, for who watches. `inner`: within another that is shown, it is told as what that one does."""
 
     def __init__(
-        self, title: str, total: int | None = None, *, done: int = 0, lasting: bool = False, shown: bool = True,
-        devices: Callable[[], Sequence[Seen]] | None = None, inner: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        done: int = 0,
+        lasting: bool = False,
+        shown: bool = True,
+        devices: Callable[[], Sequence[Seen]] | None = None,
+        inner: bool = False,
+    ) -> None:
         self.title, self.total, self.start, self.done = title, total, done, done
         self.text, self.devices, self.shown = "", devices, shown
         self.lasting, self._began = lasting, time.monotonic()

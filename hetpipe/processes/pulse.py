@@ -107,10 +107,23 @@ class Pulse:
                 return
             self.count += 1
             doing = whereabouts.now()
-            beat = Beat(rank=self.rank, count=self.count, time=time.time(), host=self.host, place=whereabouts.described_place(),
-                        doing=doing.text, waits=doing.waits, seconds=doing.seconds, needed=whereabouts.needed(),
-                        resume=whereabouts.resume(), error=error, left=last and error is None, cause=cause,
-                        heard=self.heard is not None, figures=whereabouts.figures())  # fmt: skip
+            beat = Beat(
+                rank=self.rank,
+                count=self.count,
+                time=time.time(),
+                host=self.host,
+                place=whereabouts.described_place(),
+                doing=doing.text,
+                waits=doing.waits,
+                seconds=doing.seconds,
+                needed=whereabouts.needed(),
+                resume=whereabouts.resume(),
+                error=error,
+                left=last and error is None,
+                cause=cause,
+                heard=self.heard is not None,
+                figures=whereabouts.figures(),
+            )
             self.store.set(f"beat/{self.rank}", json.dumps(asdict(beat)))
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Beat]:

@@ -85,9 +85,7 @@ def _await_listener(host: str, port: int, seconds: float) -> None:
         time.sleep(10 * POLL_SECONDS)
 
 
-def fresh_part(
-    store: Store, rank: int, size: int, timeout: timedelta, say: Callable[[str], object] | None = None
-) -> Store:
+def fresh_part(store: Store, rank: int, size: int, timeout: timedelta, say: Callable[[str], object] | None = None) -> Store:
     """A part of `store` in which nothing stands of an earlier start: torchrun keeps one store for all restarts (--max-restarts),
     with the addresses of processes that are gone. Every rank must call it; RunError if some do not within `timeout`. `say` is
     told for whom this rank waits; with it, also RunError if one of these has ended and is not started again.
@@ -135,9 +133,7 @@ def fresh_part(
 class _Waits:
     """How long a rank has waited for the others of a round, and for whom."""
 
-    def __init__(
-        self, rounds: Store, rank: int, size: int, limit: float, say: Callable[[str], object] | None
-    ) -> None:
+    def __init__(self, rounds: Store, rank: int, size: int, limit: float, say: Callable[[str], object] | None) -> None:
         self.rounds, self.rank, self.size, self.limit, self.say = rounds, rank, size, limit, say
         self.began = self.told = time.monotonic()
         self.ended: dict[int, float] = {}  # rank → since when it is known that it has ended

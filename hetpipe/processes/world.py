@@ -25,6 +25,7 @@ from hetpipe.spec.cluster import Cluster, Node
 
 T = TypeVar("T")
 
+
 @contextmanager
 def _with_others() -> Iterator[None]:
     """Messages to and from other ranks: this one waits for them, and who breaks the connection, or is late, is named."""
@@ -138,10 +139,16 @@ class World:
             dist.new_group(list(ranks), backend="gloo", timeout=timeout) if len(ranks) > 1 else None
             for timeout in (step_timeout(), long_timeout())
         )
-        return World(rank=self.rank, size=self.size, device_id=self.device_id if self.rank in ranks else None,
-                     rank_of={d: self.rank_of[d] for d in device_ids}, ranks=ranks, hosts=self.hosts,
-                     control=control, slow=slow)  # fmt: skip
-
+        return World(
+            rank=self.rank,
+            size=self.size,
+            device_id=self.device_id if self.rank in ranks else None,
+            rank_of={d: self.rank_of[d] for d in device_ids},
+            ranks=ranks,
+            hosts=self.hosts,
+            control=control,
+            slow=slow,
+        )
 
     def close(self) -> None:
         """End the groups that `restrict` has made. Every rank of it calls it, when it has done with all messages in them."""
@@ -286,12 +293,8 @@ def create_world(cluster: Cluster) -> World:
     here = place()
     control = dist.new_group(list(range(size)), backend="gloo", timeout=long_timeout())
     places: list[Any] = [None] * size
-    dist.all_gather_object(
-        places, (socket.gethostname(), here.agent, here.local_rank if launched() else rank), group=control
-    )
+    dist.all_gather_object(places, (socket.gethostname(), here.agent, here.local_rank if launched() else rank), group=control)
     rank_of = bind_devices(cluster.nodes, places)
     mine = next((d for d, r in rank_of.items() if r == rank), None)
     hosts = tuple(host for host, _, _ in places)
-    return World(
-        rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), hosts=hosts, control=control
-    )
+    return World(rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), hosts=hosts, control=control)

@@ -23,10 +23,7 @@ from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from hetpipe.spec.plan import Backend, Plan
 
-_LIBRARIES = {
-    "fairscale": "hetpipe.runtime.pipes.fairscale_pipe",
-    "torchgpipe": "hetpipe.runtime.pipes.torchgpipe_gpipe",
-}
+_LIBRARIES = {"fairscale": "hetpipe.runtime.pipes.fairscale_pipe", "torchgpipe": "hetpipe.runtime.pipes.torchgpipe_gpipe"}
 
 
 def drives_a_replica(backend: Backend) -> bool:
@@ -72,9 +69,7 @@ def check_backend(backend: Backend, plan: Plan) -> None:
             )
         nodes = list(dict.fromkeys(node_of(d) for stage in replica.stages for d in stage.devices))
         if len(nodes) > 1:
-            faults.append(
-                f"replica {r} lies on the nodes {nodes}, and one process drives all devices of a replica, on one host"
-            )
+            faults.append(f"replica {r} lies on the nodes {nodes}, and one process drives all devices of a replica, on one host")
     if faults:
         raise InputError(
             f"the back end {backend!r} cannot run this plan; plan with --backend {backend}, or run it with --set "
@@ -158,9 +153,15 @@ def refuse_sums(plan: Plan, tied: Mapping[str, Sequence[int]], types: Callable[[
                 )
 
 
-def open_engine(backend: Backend, model: Model, plan: Plan, world: World, device: Callable[[str], torch.device],
-                emulation: Callable[[str], Emulation | None],
-                types: Callable[[str], NumberTypes] = lambda _: AS_BUILT) -> PlanEngine | None:  # fmt: skip
+def open_engine(
+    backend: Backend,
+    model: Model,
+    plan: Plan,
+    world: World,
+    device: Callable[[str], torch.device],
+    emulation: Callable[[str], Emulation | None],
+    types: Callable[[str], NumberTypes] = lambda _: AS_BUILT,
+) -> PlanEngine | None:
     """This process's engine; None where the plan leaves it unused. `device`, `emulation` and `types` say what a device id is.
     `world` is seated (see `seat`). Collective."""
     refuse_skips(model.layers, backend)

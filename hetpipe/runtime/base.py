@@ -41,9 +41,7 @@ class Engine(Protocol):
         """Those of them that train, for any torch optimizer: also where none does, as on a rank that runs forwards only."""
         ...
 
-    def evaluate(
-        self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
-    ) -> Evaluation:
+    def evaluate(self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None) -> Evaluation:
         """Forward only, in evaluation mode; afterwards every module is in the mode that it was in."""
         ...
 

@@ -23,9 +23,13 @@ class SharedBuffers:
     """The buffers of one rank's layers (`stage`), group by group. `device`: on which a process of several devices sends."""
 
     def __init__(
-        self, stage: nn.Sequential, groups: Sequence[OwnerGroup], world: World,
-        process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        stage: nn.Sequential,
+        groups: Sequence[OwnerGroup],
+        world: World,
+        process_groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        device: torch.device | None = None,
+    ) -> None:
         self._stage, self._world, self._device = stage, world, device
         found = ((group, process_groups.get(tuple(sorted(set(group.ranks))))) for group in groups)
         self._groups = [(group, process_group) for group, process_group in found if process_group is not None]
@@ -34,8 +38,11 @@ class SharedBuffers:
         self._changing: set[Name] = set()
 
     def _buffers(self, layers: Iterable[str]) -> dict[Name, Tensor]:
-        return {f"{layer}.{name}" if name else layer: buffer for layer in layers
-                for name, buffer in self._stage.get_submodule(layer).named_buffers(remove_duplicate=False)}  # fmt: skip
+        return {
+            f"{layer}.{name}" if name else layer: buffer
+            for layer in layers
+            for name, buffer in self._stage.get_submodule(layer).named_buffers(remove_duplicate=False)
+        }
 
     def _now(self) -> dict[Name, tuple[Tensor, int]]:
         every = (name for group, _ in self._groups for name in group.layers)
@@ -62,8 +69,11 @@ class SharedBuffers:
         shapes. Collective over all ranks."""
         now, before = self._now(), self._seen
         self._seen = now
-        moved = {name for name, (buffer, version) in now.items()
-                 if name not in before or before[name][0] is not buffer or before[name][1] != version}  # fmt: skip
+        moved = {
+            name
+            for name, (buffer, version) in now.items()
+            if name not in before or before[name][0] is not buffer or before[name][1] != version
+        }
         own = {name: tuple(now[name][0].shape) for name in now if name in moved | self._statistics | self._changing}
         shapes: dict[Name, tuple[int, ...]] = {}
         for part in self._world.gather(own):

@@ -13,30 +13,13 @@ import torch
 from torch import Tensor
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import (
-    Model,
-    RowShapes,
-    Tensors,
-    Wanted,
-    as_tuple,
-    as_value,
-    batch_size,
-    evaluating,
-    row_shapes,
-)
+from hetpipe.layers.model import Model, RowShapes, Tensors, Wanted, as_tuple, as_value, batch_size, evaluating, row_shapes
 from hetpipe.layers.numbers import callers_autocast, computing
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes
-from hetpipe.runtime.checks.agreement import (
-    Complaint,
-    Statement,
-    digest,
-    marks_of,
-    raise_batches,
-    raise_first,
-)
+from hetpipe.runtime.checks.agreement import Complaint, Statement, digest, marks_of, raise_batches, raise_first
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.holder import Holder
@@ -99,8 +82,12 @@ class ForwardEngine(Holder, ABC):
             self._retyped()
             self._outputs.clear()
         own = self.boundaries.stages[-1 if self.is_last else self.index].types
-        with torch.inference_mode(False), torch.enable_grad(), computing(own, devices[-1]), \
-                drawing(self.seed, self.world.rank, *place, devices=devices):  # fmt: skip
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            computing(own, devices[-1]),
+            drawing(self.seed, self.world.rank, *place, devices=devices),
+        ):
             yield
 
     def _mean_loss(self, output: Tensors, wanted: Wanted) -> Tensor:
@@ -200,9 +187,7 @@ class ForwardEngine(Holder, ABC):
         for recorder in self.recorders:
             recorder.begin_step()
 
-    def evaluate(
-        self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None
-    ) -> Evaluation:
+    def evaluate(self, inputs: Tensors | None, targets: Tensors | None, metric: Metric | None = None) -> Evaluation:
         """Forward only, without gradients, in evaluation mode: the mean loss (and metric) of the batch on every rank. `metric` is
         a function of the output and the targets of a micro-batch that gives (sum, count), such as the correct predictions and
         all of them: both are summed over all micro-batches and replicas, and `.metric` of what is returned is their ratio."""

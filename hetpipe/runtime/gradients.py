@@ -176,9 +176,15 @@ class GradientSync:
     ready: Callable[[Sequence[nn.Parameter]], None] | None = None
     sent_as: torch.dtype | None = None
 
-    def __init__(self, groups: Sequence[OwnerGroup], process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], rank: int, *,
-                 device: torch.device | None = None,
-                 copies: Mapping[nn.Parameter, Sequence[nn.Parameter]] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        groups: Sequence[OwnerGroup],
+        process_groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        rank: int,
+        *,
+        device: torch.device | None = None,
+        copies: Mapping[nn.Parameter, Sequence[nn.Parameter]] | None = None,
+    ) -> None:
         self.rank = rank
         self.groups, self._process_groups, self._device = groups, process_groups, device
         self._copies = copies or {}

@@ -172,18 +172,11 @@ class Holder:
 
     def spans(self) -> list[Span]:
         """The actions of the step just done, in seconds since it began."""
-        return [
-            (device, self.replica, s, *span)
-            for device, s, recorder in self._places()
-            for span in recorder.end_step()
-        ]
+        return [(device, self.replica, s, *span) for device, s, recorder in self._places() for span in recorder.end_step()]
 
     def usage(self) -> list[tuple[str, int | None, float]]:
         """(device, peak bytes where they are known, seconds of overrun) of each stage of this process."""
-        return [
-            (device, recorder.peak_bytes, recorder.pacer.overrun_seconds)
-            for device, _, recorder in self._places()
-        ]
+        return [(device, recorder.peak_bytes, recorder.pacer.overrun_seconds) for device, _, recorder in self._places()]
 
 
 def refuse_unexecutable(plan: Plan) -> None:

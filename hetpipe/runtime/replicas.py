@@ -33,9 +33,7 @@ class OwnerGroup:
     piece: tuple[int, int] = (0, 1)
 
 
-def plan_groups(
-    plan: Plan, rank_of: Mapping[str, int], tied: Mapping[str, Sequence[int]]
-) -> list[tuple[str, tuple[int, ...]]]:
+def plan_groups(plan: Plan, rank_of: Mapping[str, int], tied: Mapping[str, Sequence[int]]) -> list[tuple[str, tuple[int, ...]]]:
     """(name, ranks) of every owner group of a plan in launch order: segments from the last layer down, then ties, of each piece
     by piece. `tied` maps the name of a tied parameter to the layers that hold it. Pure: every rank computes the same list."""
     groups = []
@@ -131,9 +129,7 @@ def _check_same_plan(plan: Plan) -> None:
     prints: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(prints, plan.fingerprint)
     if len(set(prints)) > 1:
-        raise InputError(
-            f"the ranks hold different plans: fingerprints {dict(enumerate(prints))}; give all the same plan file"
-        )
+        raise InputError(f"the ranks hold different plans: fingerprints {dict(enumerate(prints))}; give all the same plan file")
 
 
 def local_groups(

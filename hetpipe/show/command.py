@@ -22,9 +22,7 @@ from hetpipe.study.study import Study
 
 def show(
     plan: Annotated[Path, typer.Argument(help="plan.json, or the log folder of a run, with its plan and profile.")],
-    profile: Annotated[
-        Path | None, typer.Option(help="profile.json: names, times and bytes of the layers.")
-    ] = None,
+    profile: Annotated[Path | None, typer.Option(help="profile.json: names, times and bytes of the layers.")] = None,
     cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: types of the devices, links.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The partition as .svg or .png, or a report as .html.")
@@ -32,9 +30,7 @@ def show(
     measured: Annotated[
         Path | None, typer.Option(help="A run's trace.json: its measured step, beside the predicted one (.html).")
     ] = None,
-    front: Annotated[
-        Path | None, typer.Option(help="front.json of 'hetpipe plan --pareto': price against time (.html).")
-    ] = None,
+    front: Annotated[Path | None, typer.Option(help="front.json of 'hetpipe plan --pareto': price against time (.html).")] = None,
     what_if: Annotated[
         bool, typer.Option("--what-if/--no-what-if", help="In a report: plan clusters of one device more or less.")
     ] = True,
@@ -61,9 +57,17 @@ def show(
         return
     with Activity("drawing", shown=output is not None) as activity:
         study = make_study(
-            own, profile=layers, cluster=machines, measured=run, front=prices, source=source,
-            rules=rule_names() if page else None, changes=page and what_if, cuts=page, progress=activity.say,
-        )  # fmt: skip
+            own,
+            profile=layers,
+            cluster=machines,
+            measured=run,
+            front=prices,
+            source=source,
+            rules=rule_names() if page else None,
+            changes=page and what_if,
+            cuts=page,
+            progress=activity.say,
+        )
         if output is not None:
             draw_plan(study, output)
     if output is not None:

@@ -23,11 +23,29 @@ from hetpipe.show.picture.front import point_of
 # The first thirteen are FASOP's, with its spelling ("step/s" holds seconds per step); "/" separates the values of replicas
 # that differ.
 COLUMNS = (
-    "mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time",
-    "DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "is_oom", "oom_gpumem",
-    "status", "on_front", "optimizer time", "price_per_hour", "price_per_million_samples", "lower_bound_seconds", "gap",
-    "missing_bytes", "reason",
-)  # fmt: skip
+    "mbs",
+    "tp",
+    "dp",
+    "pp",
+    "node placement",
+    "partition",
+    "estimated time (step/s)",
+    "pipeline time",
+    "DP all-reduce time",
+    "embedding layer all-reduce time",
+    "price_per_step",
+    "is_oom",
+    "oom_gpumem",
+    "status",
+    "on_front",
+    "optimizer time",
+    "price_per_hour",
+    "price_per_million_samples",
+    "lower_bound_seconds",
+    "gap",
+    "missing_bytes",
+    "reason",
+)
 _STYLES = {"planned": "", "dominated": "dim", "infeasible": "red", "excluded": "dim", "unknown": "yellow"}
 _MOST_OTHERS = 12
 
@@ -74,7 +92,7 @@ def _line(row: Row) -> dict[str, Any]:
         "optimizer time": plan.optimizer_seconds,
         "price_per_million_samples": plan.price_per_million_samples,
         "gap": plan.gap,
-    }  # fmt: skip
+    }
 
 
 def _several(values: Sequence[int]) -> str:
@@ -84,15 +102,7 @@ def _several(values: Sequence[int]) -> str:
 def front_table(front: Front) -> RenderableType:
     """The front, fastest first, then how the other sub-clusters were ruled out, the nearest ones by name."""
     table = Table(title=f"{front.model}, {front.global_batch} samples a step: price against time")
-    for name in (
-        "nodes",
-        "price/h",
-        "step",
-        "price/1M samples",
-        "gap",
-        "micro-batch",
-        "layers of the stages",
-    ):
+    for name in ("nodes", "price/h", "step", "price/1M samples", "gap", "micro-batch", "layers of the stages"):
         table.add_column(name, justify="left" if name in ("nodes", "layers of the stages") else "right")
     for row in front.front:
         assert row.plan is not None
@@ -107,11 +117,7 @@ def front_table(front: Front) -> RenderableType:
         )
     counts = Counter(row.status for row in front.rows if not row.on_front)
     said = [text.format(count) for status, text in _SUMMARIES.items() if (count := counts[status])]
-    lines = [
-        Text(
-            f"{len(front.rows)} sub-clusters: {len(front.front)} on the front, {', '.join(said) or 'no other'}"
-        )
-    ]
+    lines = [Text(f"{len(front.rows)} sub-clusters: {len(front.front)} on the front, {', '.join(said) or 'no other'}")]
     return Group(table, *lines, *_notes(front))
 
 
@@ -156,9 +162,8 @@ def draw_front(front: Front, path: Path) -> None:
     figure = Figure(figsize=(8, 5.2), dpi=144, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(
-        xlabel="price per million samples", ylabel="seconds per step",
-        title=f"{front.model}, {front.global_batch} samples a step",
-    )  # fmt: skip
+        xlabel="price per million samples", ylabel="seconds per step", title=f"{front.model}, {front.global_batch} samples a step"
+    )
     _paint(axes, front)
     suffix, buffer = path.suffix.lower(), io.BytesIO()
     figure.savefig(buffer, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
@@ -206,5 +211,4 @@ def _label(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float]
         x, y = axes.transData.transform(point)
         if all(abs(x - u) > 11.0 * len(name) or abs(y - v) > 22.0 for u, v in taken):
             taken.append((x, y))
-            axes.annotate(name, point, xytext=(-3, -11), textcoords="offset points", fontsize=7, ha="right",
-                          parse_math=False)  # fmt: skip
+            axes.annotate(name, point, xytext=(-3, -11), textcoords="offset points", fontsize=7, ha="right", parse_math=False)

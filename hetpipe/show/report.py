@@ -15,16 +15,7 @@ from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.show.trace import WORK, by_device
-from hetpipe.show.words import (
-    PROOFS,
-    layer_range,
-    memory_text,
-    numbers_text,
-    origin_text,
-    share_text,
-    stage_key,
-    unused_line,
-)
+from hetpipe.show.words import PROOFS, layer_range, memory_text, numbers_text, origin_text, share_text, stage_key, unused_line
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
@@ -36,6 +27,8 @@ _SPARE = ("names", "params", "depth", "recompute")  # columns of a table that is
 # Okabe and Ito 2008: told apart by the colour-blind too
 KIND_COLOURS = {"F": "#56B4E9", "B": "#E69F00", "sync": "#CC79A7", "optimizer": "#009E73"}
 KIND_NAMES = {"F": "forward", "B": "backward", "sync": "sync", "optimizer": "optimizer"}
+
+
 def shorten(name: str, length: int) -> str:
     """The end of a name, which tells it apart: `…layers.49.attention`."""
     return name if len(name) <= length else "…" + name[len(name) - length + 1 :]
@@ -56,14 +49,14 @@ def _names(stage: StageScene) -> str:
     return first if len(stage.tiles) == 1 else f"{first} … {last}"
 
 
-def _stage_row(
-    plan: Plan, lane: LaneScene, stage: StageScene, profile: Profile | None, costs: Costs | None
-) -> dict[str, str]:
+def _stage_row(plan: Plan, lane: LaneScene, stage: StageScene, profile: Profile | None, costs: Costs | None) -> dict[str, str]:
     (lo, hi), degree = stage.layers, len(stage.devices)
     forward = backward = parameters = ""
     if costs is not None:
-        pairs = [costs.stage_seconds(stage.kind, lo, hi, size, recompute=stage.recomputed, offload=stage.offloaded, degree=degree)
-                 for size in lane.sizes]  # fmt: skip
+        pairs = [
+            costs.stage_seconds(stage.kind, lo, hi, size, recompute=stage.recomputed, offload=stage.offloaded, degree=degree)
+            for size in lane.sizes
+        ]
         forward, backward = (human_seconds(sum(seconds)) for seconds in zip(*pairs, strict=True))
         parameters = human_bytes(costs.parameter_bytes(stage.kind, lo, hi, degree)[0])
     elif profile is not None and degree == 1:
@@ -84,9 +77,7 @@ def _stage_row(
     }
 
 
-def plan_rows(
-    plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None
-) -> list[dict[str, str]]:
+def plan_rows(plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None) -> list[dict[str, str]]:
     """One row a stage, replicas that are alike once, as text by column; columns of which nothing is known are left out.
 
     "share" (of the replica) stands with its first stage; F and B are the seconds of all micro-batches of a step; "depth" is the
@@ -105,8 +96,7 @@ def prediction_facts(plan: Plan) -> list[tuple[str, str]]:
     p = plan.predicted
     if p is None:
         return []
-    parts = {"pipeline": p.pipeline_seconds, "gradient sync": p.gradient_sync_seconds,
-             "optimizer": p.optimizer_seconds}  # fmt: skip
+    parts = {"pipeline": p.pipeline_seconds, "gradient sync": p.gradient_sync_seconds, "optimizer": p.optimizer_seconds}
     inside = ", ".join(f"{name} {human_seconds(x)}" for name, x in parts.items())
     facts = [("step", f"{human_seconds(p.step_seconds)} ({inside})")]
     facts += [("throughput", f"{three_digits(p.samples_per_second)} samples/s")]

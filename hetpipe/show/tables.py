@@ -12,16 +12,7 @@ from rich.text import Text
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import Cause
 from hetpipe.show.report import Narrowing
-from hetpipe.show.words import (
-    idle_line,
-    limit_line,
-    memory_line,
-    memory_text,
-    percent,
-    stage_key,
-    too_full,
-    unused_line,
-)
+from hetpipe.show.words import idle_line, limit_line, memory_line, memory_text, percent, stage_key, too_full, unused_line
 from hetpipe.spec.clusters.assumed import (
     ALLOCATOR_FACTOR,
     CHANNEL_BYTES,
@@ -47,11 +38,15 @@ _OVERHEADS: dict[str, tuple[str, Callable[[float], str], str]] = {
     "transfer_overlap": ("of a transfer hidden behind compute", percent, "all"),
     "host_bytes_per_second": ("to and from the host", lambda rate: f"{three_digits(rate / 1e9)} GB/s", "nothing is offloaded"),
     "host_copy_overlap": ("of such a copy hidden behind compute", percent, "none"),
-}  # fmt: skip
+}
 _SHORT: dict[Cause, str] = {
-    "fill and drain": "fill", "slower stage": "slower", "link": "link", "gradient sum": "sum",
-    "slower optimizer": "optim.", "overhead": "other",
-}  # fmt: skip
+    "fill and drain": "fill",
+    "slower stage": "slower",
+    "link": "link",
+    "gradient sum": "sum",
+    "slower optimizer": "optim.",
+    "overhead": "other",
+}
 
 
 def profile_table(profile: Profile) -> Table:
@@ -117,8 +112,7 @@ def step_table(scene: Scene) -> RenderableType:
     """A predicted step: its seconds and what they are made of, then for each stage how much of the step it computes, why it
     is idle, how full its memory is, and which one limits the step. Replicas that are alike stand once."""
     assert scene.seconds is not None
-    parts = {"pipeline": scene.pipeline_seconds, "gradient sums": scene.sync_seconds,
-             "optimizer": scene.optimizer_seconds}  # fmt: skip
+    parts = {"pipeline": scene.pipeline_seconds, "gradient sums": scene.sync_seconds, "optimizer": scene.optimizer_seconds}
     inside = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in parts.items())
     facts = Table.grid(padding=(0, 2))
     facts.add_row("step", f"{human_seconds(scene.seconds)} ({inside})")

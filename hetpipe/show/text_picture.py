@@ -1,10 +1,10 @@
 """The partition as text, for a terminal of 80 columns or more.
 
-    replica 0: 64 of 64 samples, in 64 micro-batches of 1
-    s0 desk/0 RTX-3090 · layers 0–12 · 15.4 of 24.0 GiB, 64 %
-    █▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓██o//\\.│
-    computes 12.6 s (forward 3.41 s, backward 9.21 s); idle 1.2 s (link 901 ms)
-    ↓ 1.00 GiB, 901 ms a step, desk to old
+replica 0: 64 of 64 samples, in 64 micro-batches of 1
+s0 desk/0 RTX-3090 · layers 0–12 · 15.4 of 24.0 GiB, 64 %
+█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓█▓██o//\\.│
+computes 12.6 s (forward 3.41 s, backward 9.21 s); idle 1.2 s (link 901 ms)
+↓ 1.00 GiB, 901 ms a step, desk to old
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ from hetpipe.show.words import (
 from hetpipe.study.scene import LaneScene, Scene, StageScene
 
 LETTERS: dict[Cause, str] = {
-    "fill and drain": "/", "slower stage": "\\", "link": ".", "gradient sum": "+", "slower optimizer": "=", "overhead": "-",
-}  # fmt: skip
+    "fill and drain": "/",
+    "slower stage": "\\",
+    "link": ".",
+    "gradient sum": "+",
+    "slower optimizer": "=",
+    "overhead": "-",
+}
 _LEAST, _NAME = 40, 30  # columns: of all, of a name
 
 
@@ -73,8 +78,12 @@ class TextPicture:
 
     def _stage(self, lane: LaneScene, stage: StageScene, width: int) -> RenderResult:
         many = "layers" if len(stage.tiles) > 1 else "layer"
-        parts = [f"s{stage.number} {drawn_devices(lane, stage)}", f"{many} {layer_range(stage.layers)}",
-                 work_share(lane, stage), memory_text(stage)]  # fmt: skip
+        parts = [
+            f"s{stage.number} {drawn_devices(lane, stage)}",
+            f"{many} {layer_range(stage.layers)}",
+            work_share(lane, stage),
+            memory_text(stage),
+        ]
         heading = Text(printable(" · ".join(part for part in parts if part)))
         if stage.recomputed:
             heading.append(" · recomputed")

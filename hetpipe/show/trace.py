@@ -47,15 +47,25 @@ def _event(span: Span, pid: int, tid: int) -> dict[str, Any]:
     if span.microbatch is not None:
         args["microbatch"] = span.microbatch
         name += str(span.microbatch)
-    return {"name": name, "cat": span.kind, "ph": "X", "pid": pid, "tid": tid,
-            "ts": start / 1e3, "dur": (end - start) / 1e3, "args": args}  # fmt: skip
+    return {
+        "name": name,
+        "cat": span.kind,
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "ts": start / 1e3,
+        "dur": (end - start) / 1e3,
+        "args": args,
+    }
 
 
 def _named(what: str, pid: int, tid: int, name: str, rank: int) -> list[dict[str, Any]]:
     """The metadata that name a process or thread and give its place on the screen."""
     base = {"ph": "M", "pid": pid, "tid": tid}
-    return [{"name": f"{what}_name", **base, "args": {"name": name}},
-            {"name": f"{what}_sort_index", **base, "args": {"sort_index": rank}}]  # fmt: skip
+    return [
+        {"name": f"{what}_name", **base, "args": {"name": name}},
+        {"name": f"{what}_sort_index", **base, "args": {"sort_index": rank}},
+    ]
 
 
 def _run_events(pid: int, name: str, timeline: Timeline) -> list[dict[str, Any]]:
@@ -127,20 +137,29 @@ def _timelines(document: Any) -> dict[str, Timeline]:
             names[pid] = args["name"]
         elif event["ph"] == "X":
             start = event["ts"] / 1e6
-            spans.setdefault(pid, []).append(Span(
-                device=args["device"], replica=args["replica"], stage=args["stage"], kind=event["cat"], start=start,
-                end=start + event["dur"] / 1e6, microbatch=args.get("microbatch"),
-            ))  # fmt: skip
+            spans.setdefault(pid, []).append(
+                Span(
+                    device=args["device"],
+                    replica=args["replica"],
+                    stage=args["stage"],
+                    kind=event["cat"],
+                    start=start,
+                    end=start + event["dur"] / 1e6,
+                    microbatch=args.get("microbatch"),
+                )
+            )
         elif event["ph"] == "C":
             device = event["name"].removeprefix("memory of ")
             memory.setdefault(pid, {}).setdefault(device, []).append((event["ts"] / 1e6, args["bytes"]))
     about = document["otherData"]
     return {
         name: Timeline(
-            spans=tuple(spans.get(pid, ())), memory=memory.get(pid, {}), step_seconds=about["step_seconds"][name],
+            spans=tuple(spans.get(pid, ())),
+            memory=memory.get(pid, {}),
+            step_seconds=about["step_seconds"][name],
             pipeline_seconds=about.get("pipeline_seconds", {}).get(name, 0.0),
             sync_seconds=about.get("sync_seconds", {}).get(name, 0.0),
             optimizer_seconds=about.get("optimizer_seconds", {}).get(name, 0.0),
         )
         for pid, name in names.items()
-    }  # fmt: skip
+    }

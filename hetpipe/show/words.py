@@ -25,10 +25,13 @@ PROOFS = {
 }
 EQUAL_IN = {"even": "layers", "even-data-parallel": "samples"}  # of which each device has as many
 _WAITS: dict[Cause, str] = {
-    "fill and drain": "while pipelines fill and drain", "slower stage": "waiting for slower stages",
-    "link": "waiting for messages on links", "gradient sum": "waiting for other replicas and gradient sums",
-    "slower optimizer": "waiting for slower optimizers", "overhead": "between actions",
-}  # fmt: skip
+    "fill and drain": "while pipelines fill and drain",
+    "slower stage": "waiting for slower stages",
+    "link": "waiting for messages on links",
+    "gradient sum": "waiting for other replicas and gradient sums",
+    "slower optimizer": "waiting for slower optimizers",
+    "overhead": "between actions",
+}
 
 
 def percent(part: float) -> str:
@@ -140,8 +143,10 @@ def explanations(scene: Scene) -> list[str]:
         there.append("lower bound")
     found = ["work: layers × samples"]
     if scene.seconds is not None:
-        found = ["bar: a step added up, no timeline; idle time is at its end, whenever it was",
-                 "work: a device's layers × samples, in seconds of the fastest type"]  # fmt: skip
+        found = [
+            "bar: a step added up, no timeline; idle time is at its end, whenever it was",
+            "work: a device's layers × samples, in seconds of the fastest type",
+        ]
     return found + [in_short(name) for name in there]
 
 
@@ -164,8 +169,12 @@ def work_share(lane: LaneScene, stage: StageScene) -> str:
 
 def work_text(stage: StageScene) -> list[tuple[str, str]]:
     """(what it computes, seconds of a step)."""
-    parts = (("forward", stage.forward or 0.0), ("backward", stage.backward), ("recompute", stage.recompute),
-             ("optimizer", stage.optimizer))  # fmt: skip
+    parts = (
+        ("forward", stage.forward or 0.0),
+        ("backward", stage.backward),
+        ("recompute", stage.recompute),
+        ("optimizer", stage.optimizer),
+    )
     return [(name, human_seconds(seconds)) for name, seconds in parts if seconds > 0]
 
 

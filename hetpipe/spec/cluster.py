@@ -12,18 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from hetpipe.files.formats import (
-    Bytes,
-    BytesPerSecond,
-    DeviceCount,
-    Document,
-    Factor,
-    Flag,
-    Name,
-    Price,
-    Seconds,
-    Strict,
-)
+from hetpipe.files.formats import Bytes, BytesPerSecond, DeviceCount, Document, Factor, Flag, Name, Price, Seconds, Strict
 from hetpipe.files.limits import MOST_DEVICES, MOST_FACTOR
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec import guesses
@@ -92,15 +81,11 @@ class Link(Strict):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.bandwidth is None) == (self.points is None):
-            raise ValueError(
-                "a link needs either 'bandwidth' (with 'latency') or measured 'points', and not both"
-            )
+            raise ValueError("a link needs either 'bandwidth' (with 'latency') or measured 'points', and not both")
         if self.points is not None:
             sizes = [size for size, _ in self.points]
             if len(sizes) < 2 or any(b <= a for a, b in pairwise(sizes)):
-                raise ValueError(
-                    f"'points' needs at least two [bytes, seconds] of increasing bytes, got sizes {shown(sizes)}"
-                )
+                raise ValueError(f"'points' needs at least two [bytes, seconds] of increasing bytes, got sizes {shown(sizes)}")
         return self
 
     def seconds(self, size_bytes: float) -> float:
@@ -273,9 +258,7 @@ class Cluster(Document):
 
     @cached_property
     def _pairs(self) -> dict[frozenset[str], Link]:
-        pairs: dict[frozenset[str], Link] = {
-            frozenset([node.name]): node.link for node in self.nodes if node.link is not None
-        }
+        pairs: dict[frozenset[str], Link] = {frozenset([node.name]): node.link for node in self.nodes if node.link is not None}
         return pairs | {frozenset(link.between): link for link in self.links}
 
     def device(self, device_id: str) -> Device:
@@ -322,9 +305,7 @@ class Cluster(Document):
         """The link of two nodes (or inside one): `links`, else the node's own, else the cluster's."""
         link = self._pairs.get(frozenset([node_a, node_b]), self.link)
         if link is None:
-            place = (
-                f"inside node {node_a!r}" if node_a == node_b else f"between nodes {node_a!r} and {node_b!r}"
-            )
+            place = f"inside node {node_a!r}" if node_a == node_b else f"between nodes {node_a!r} and {node_b!r}"
             raise InputError(
                 f"no link is known {place}: give the {'node' if node_a == node_b else 'cluster'} a "
                 "'link: {bandwidth: 12 GB/s, latency: 10 us}', or measure the links with 'hetpipe profile'"

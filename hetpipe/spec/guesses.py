@@ -100,14 +100,25 @@ _TRAINING = _all(
 )
 TRAIN: Guesses = _TRAINING | _all(("checkpoint log", f"it is a section of its own: {_SAVE}, and 'log: {{folder: runs/NAME}}'"))
 JOB: Guesses = _TRAINING | _all(
-    ("optimizer", _OPTIMIZER), ("scheduler", _SCHEDULE), ("steps", _STEPS), ("epochs", _EPOCHS),
-    ("seed", "write 'train: {seed: 0}'"), ("global_batch", "write 'train: {global_batch: 64}'"), ("clip_norm", _CLIP),
-    ("dtype", "write 'train: {dtype: bfloat16}'"), ("precision", _HALF),
-    ("training trainer", "the section is called 'train'"), ("dataset datasets train_data", "the section is called 'data'"),
-    ("checkpoints saving", _SAVE), ("logging logger", _LOG), ("wandb tensorboard mlflow report_to", _TRACKERS),
-    ("lora peft adapters", _ADAPTERS), ("strategy accelerator distributed parallelism", _PLANNED),
-    ("evaluation eval validation", _EVALUATE), ("exporting export_dir save_model", "write 'export: {folder: adapter}'"),
-)  # fmt: skip
+    ("optimizer", _OPTIMIZER),
+    ("scheduler", _SCHEDULE),
+    ("steps", _STEPS),
+    ("epochs", _EPOCHS),
+    ("seed", "write 'train: {seed: 0}'"),
+    ("global_batch", "write 'train: {global_batch: 64}'"),
+    ("clip_norm", _CLIP),
+    ("dtype", "write 'train: {dtype: bfloat16}'"),
+    ("precision", _HALF),
+    ("training trainer", "the section is called 'train'"),
+    ("dataset datasets train_data", "the section is called 'data'"),
+    ("checkpoints saving", _SAVE),
+    ("logging logger", _LOG),
+    ("wandb tensorboard mlflow report_to", _TRACKERS),
+    ("lora peft adapters", _ADAPTERS),
+    ("strategy accelerator distributed parallelism", _PLANNED),
+    ("evaluation eval validation", _EVALUATE),
+    ("exporting export_dir save_model", "write 'export: {folder: adapter}'"),
+)
 LOG: Guesses = _all(
     ("wandb tensorboard mlflow to report_to project", _TRACKERS),
     ("every interval steps logging_steps", _LOG),
@@ -135,35 +146,47 @@ ADAPTER: Guesses = _all(
     ("rank lora_r lora_rank dim", "it is called r: 'adapter: {r: 16}'"),
     ("lora_alpha scaling", "it is called alpha: 'adapter: {alpha: 32}'"),
     ("lora_dropout", "it is called dropout: 'adapter: {dropout: 0.05}'"),
-    ("target_modules target_module lora_target lora_target_modules modules",
-     "it is called targets: 'adapter: {targets: all-linear}', or 'adapter: {targets: [q_proj, v_proj]}'"),
-    ("adapter_name_or_path adapter_path peft_model_id pretrained path folder checkpoint resume_from",
-     "write 'adapter: {weights: path/to/folder}', a folder of peft whose adapters go on"),
+    (
+        "target_modules target_module lora_target lora_target_modules modules",
+        "it is called targets: 'adapter: {targets: all-linear}', or 'adapter: {targets: [q_proj, v_proj]}'",
+    ),
+    (
+        "adapter_name_or_path adapter_path peft_model_id pretrained path folder checkpoint resume_from",
+        "write 'adapter: {weights: path/to/folder}', a folder of peft whose adapters go on",
+    ),
     ("modules_to_save trainable", "write 'adapter: {train_also: [embed, head, norms]}'"),
     ("use_rslora rslora", "it is called rank_stabilized: 'adapter: {rank_stabilized: true}'"),
     ("dora", "it is called use_dora: 'adapter: {use_dora: true}'"),
-    ("load_in_4bit load_in_8bit quantization quantize bits bnb_4bit_quant_type quant_type",
-     "it is called base: 'adapter: {base: nf4}', or int8"),
+    (
+        "load_in_4bit load_in_8bit quantization quantize bits bnb_4bit_quant_type quant_type",
+        "it is called base: 'adapter: {base: nf4}', or int8",
+    ),
 )
 DATA: Guesses = _all(
     ("path file folder split dataset context length max_length tokenizer limit_bytes", _DATA),
-    ("batch_size", _BATCH), ("num_workers", _WORKERS), ("shuffle drop_last", _SHUFFLE),
-)  # fmt: skip
+    ("batch_size", _BATCH),
+    ("num_workers", _WORKERS),
+    ("shuffle drop_last", _SHUFFLE),
+)
 LOSS: Guesses = _all(
-    ("chunked liger fused_cross_entropy linear_cross_entropy cut_cross_entropy fused_linear_cross_entropy",
-     "write 'loss: {name: cross_entropy, fused: auto}', which computes the logits of a large vocabulary a chunk at a time"),
+    (
+        "chunked liger fused_cross_entropy linear_cross_entropy cut_cross_entropy fused_linear_cross_entropy",
+        "write 'loss: {name: cross_entropy, fused: auto}', which computes the logits of a large vocabulary a chunk at a time",
+    ),
     ("label_smoothing reduction", "write a loss of your own, a mean: 'loss: {target: \"losses:smooth\"}'"),
 )
 PLAN: Guesses = _all(
     ("stages num_stages pipeline_stages pp tp dp tensor_parallel data_parallel", _PLANNED),
     ("replicas micro_batch_size microbatches chunks balance", _PLANNED),
-    ("recompute gradient_checkpointing", _RECOMPUTE), ("offload cpu_offload activation_offloading", _OFFLOAD),
+    ("recompute gradient_checkpointing", _RECOMPUTE),
+    ("offload cpu_offload activation_offloading", _OFFLOAD),
     ("precision", "write 'train: {precision: {a100: bf16, t4: fp16}}': devices train in what is planned for them"),
-    ("time_limit", "write 'plan: {time_limit_seconds: 60}'"), ("max_price", "write 'plan: {max_price_per_hour: 10}'"),
+    ("time_limit", "write 'plan: {time_limit_seconds: 60}'"),
+    ("max_price", "write 'plan: {max_price_per_hour: 10}'"),
     ("deadline", "write 'plan: {deadline_seconds_per_step: 2.0}'"),
-)  # fmt: skip
+)
 PROFILER: Guesses = _all(
-    ("precisions precision", "write 'train: {precision: auto}', which is measured, too; or use 'hetpipe profile --precision'"),
+    ("precisions precision", "write 'train: {precision: auto}', which is measured, too; or use 'hetpipe profile --precision'")
 )
 CLUSTER: Guesses = _all(
     ("gpus devices num_gpus", "write 'nodes: [{name: n0, devices: {a100: 4}}]', and what an a100 is in 'device_types'"),
@@ -180,7 +203,7 @@ DEVICE_TYPE: Guesses = _all(
     ("vram mem memory_gb memory_bytes", "write 'device_types: {a100: {memory: 40 GiB}}'"),
     ("speed slowdown flops tflops", _SPEED),
     ("price cost", "write 'device_types: {a100: {memory: 40 GiB, price_per_hour: 4.10}}'"),
-)  # fmt: skip
+)
 LINK: Guesses = _all(
     ("speed gbps bandwidth_gbps bandwidth_bytes_per_second", "write 'link: {bandwidth: 12 GB/s, latency: 10 us}'"),
     ("latency_seconds latency_us delay", "write 'link: {bandwidth: 12 GB/s, latency: 10 us}'"),

@@ -9,19 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hetpipe.files.formats import (
-    Count,
-    Document,
-    Flag,
-    Name,
-    Number,
-    Positive,
-    Samples,
-    Seed,
-    Strict,
-    read_mapping,
-    read_yaml,
-)
+from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Samples, Seed, Strict, read_mapping, read_yaml
 from hetpipe.files.limits import LARGEST_INTEGER, MOST_WORKERS
 from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
@@ -52,9 +40,7 @@ class Named(Strict):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.name is None) == (self.target is None):
-            raise ValueError(
-                "give either 'name' (from the registry) or 'target' (package.module:function), and not both"
-            )
+            raise ValueError("give either 'name' (from the registry) or 'target' (package.module:function), and not both")
         return self
 
     @property
@@ -251,8 +237,9 @@ class Job(Document):
     @model_validator(mode="after")
     def _exports_what_is_saved(self) -> Self:
         if self.export is not None and self.checkpoint is None:
-            raise ValueError("export writes the weights of the newest checkpoint: write 'checkpoint: {folder: "
-                             "checkpoints/NAME}', too")
+            raise ValueError(
+                "export writes the weights of the newest checkpoint: write 'checkpoint: {folder: checkpoints/NAME}', too"
+            )
         if self.export is not None and self.export.merge and self.adapter is None:
             raise ValueError("export.merge adds adapters to the model, and there is no section 'adapter': leave it out")
         return self
@@ -263,11 +250,15 @@ class Job(Document):
         if base not in ("bf16", "fp16"):
             return self
         if self.train.frozen_dtype != "float32":
-            raise ValueError(f"adapter.base ({base}) and train.frozen_dtype ({self.train.frozen_dtype}) both say in what the "
-                             "model's own matrices are held: leave one of the two out")  # fmt: skip
+            raise ValueError(
+                f"adapter.base ({base}) and train.frozen_dtype ({self.train.frozen_dtype}) both say in what the "
+                "model's own matrices are held: leave one of the two out"
+            )
         if self.train.dtype != "float32" or self.train.precision in (None, "fp32"):
-            raise ValueError(f"adapter.base is {base}: beside adapters in float32 and devices that compute in half precision; "
-                             "write 'train: {dtype: float32, precision: bf16}', or fp16, with it")  # fmt: skip
+            raise ValueError(
+                f"adapter.base is {base}: beside adapters in float32 and devices that compute in half precision; "
+                "write 'train: {dtype: float32, precision: bf16}', or fp16, with it"
+            )
         return self
 
     @property
@@ -344,18 +335,14 @@ def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, A
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise InputError(
-                f"cannot read the setting {shown(setting)}; write key=value, for example train.steps=50"
-            )
+            raise InputError(f"cannot read the setting {shown(setting)}; write key=value, for example train.steps=50")
         value = read_yaml(text, f"the value of the setting {shown(setting)}")
         *path, last = key.split(".")
         place = data
         for part in path:
             inner = place.get(part)
             if inner is not None and not isinstance(inner, dict):
-                raise InputError(
-                    f"the setting {shown(setting)} goes into {shown(part)}, which is {shown(inner)} and has no keys"
-                )
+                raise InputError(f"the setting {shown(setting)} goes into {shown(part)}, which is {shown(inner)} and has no keys")
             place[part] = dict(inner) if inner is not None else {}
             place = place[part]
         place[last] = value

@@ -14,7 +14,8 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.assumed import is_assumed, says_memory
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.plan import Backend
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
 EffortChoice = Literal["quick", "normal", "long"]
@@ -154,7 +155,8 @@ def in_turn(profile: Profile, fastest: Mapping[str, Precision]) -> list[dict[str
         own = next(m for m in measured if m.precision == precision)
         others += [
             (_seconds(m) / _seconds(own), kind, m.precision)
-            for m in measured if m.precision is not None and _fewer_bytes(profile, m, own)
+            for m in measured
+            if m.precision is not None and _fewer_bytes(profile, m, own)
         ]
     found = [dict(fastest)]
     for _, kind, precision in sorted(others):

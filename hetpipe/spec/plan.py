@@ -78,8 +78,7 @@ class ReplicaPlan(Strict):
         m = len(self.microbatch_sizes) if m is None else m
         default = default_depths(schedule, len(self.stages), m)
         return tuple(
-            d if stage.warmup is None else max(1, min(stage.warmup, m))
-            for d, stage in zip(default, self.stages, strict=True)
+            d if stage.warmup is None else max(1, min(stage.warmup, m)) for d, stage in zip(default, self.stages, strict=True)
         )
 
 
@@ -123,9 +122,7 @@ class Plan(Document):
         faults = []
         total = sum(replica.samples for replica in self.replicas)
         if total != self.global_batch:
-            faults.append(
-                f"the micro-batches of all replicas sum to {total} samples, but global_batch is {self.global_batch}"
-            )
+            faults.append(f"the micro-batches of all replicas sum to {total} samples, but global_batch is {self.global_batch}")
         used = Counter(d for replica in self.replicas for stage in replica.stages for d in stage.devices)
         faults += told(
             [device for device in used if re.fullmatch(r"[^/\s]+/[0-9]{1,6}", device) is None],
@@ -195,17 +192,22 @@ class Plan(Document):
         content = self.model_dump(mode="json", exclude={"predicted", "partitioner", "backend"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
-    def check(self, *, cluster: Cluster | None = None, profile: Profile | None = None, layers: int | None = None,
-              global_batch: int | None = None, source: str = "the plan") -> None:  # fmt: skip
+    def check(
+        self,
+        *,
+        cluster: Cluster | None = None,
+        profile: Profile | None = None,
+        layers: int | None = None,
+        global_batch: int | None = None,
+        source: str = "the plan",
+    ) -> None:
         """Compare the plan with what it is to run on; an InputError lists every mismatch with both numbers."""
         faults = self._cluster_faults(cluster) if cluster is not None else []
         if profile is not None:
             layers = len(profile.layers) if layers is None else layers
             faults += self._profile_faults(profile, cluster if not faults else None)
         if layers is not None and layers != self.layer_count:
-            faults.append(
-                f"its stages cover layers [0, {self.layer_count}), but the model has {layers} layers"
-            )
+            faults.append(f"its stages cover layers [0, {self.layer_count}), but the model has {layers} layers")
         if global_batch is not None and global_batch != self.global_batch:
             faults.append(
                 f"its global batch is {self.global_batch}, but {global_batch} is asked for (train.global_batch or --global-batch)"

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from hetpipe.files.formats import Bytes, DeviceCount, Document, Factor, Name, Samples, Strict
-from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS, MOST_SECONDS
+from hetpipe.files.formats import Bytes, Document, Factor, Name, Strict
+from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.overhead import DeviceOverhead
 from hetpipe.spec.profiles.lengths import LengthFactor
+from hetpipe.spec.profiles.measurement import OWN_BYTES, Array, Measurement
 from hetpipe.spec.profiles.tie import Tie
 
-Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
-Array = NDArray[np.float64]
-OWN_BYTES = ("parameter_bytes", "saved_bytes_per_sample", "first_saved_bytes_per_sample", "output_bytes_per_sample",
-             "cast_bytes")  # of a measurement
 HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping
 
 
@@ -49,8 +45,10 @@ class LayerProfile(Strict):
     @model_validator(mode="after")
     def _tied_is_a_part(self) -> Self:
         if self.tied_parameter_bytes > self.parameter_bytes:
-            raise ValueError(f"tied_parameter_bytes is {self.tied_parameter_bytes}, more than all parameter_bytes of layer "
-                             f"{shown(self.name)}, {self.parameter_bytes}")  # fmt: skip
+            raise ValueError(
+                f"tied_parameter_bytes is {self.tied_parameter_bytes}, more than all parameter_bytes of layer "
+                f"{shown(self.name)}, {self.parameter_bytes}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -59,12 +57,16 @@ class LayerProfile(Strict):
         if trained > self.parameter_bytes:
             raise ValueError(f"trained_bytes ({trained}) are a part of parameter_bytes ({self.parameter_bytes}), and are more")
         if self.tied_trained_bytes is not None and tied > min(trained, self.tied_parameter_bytes):
-            raise ValueError(f"tied_trained_bytes ({tied}) are a part of trained_bytes ({trained}) and of tied_parameter_bytes "
-                             f"({self.tied_parameter_bytes}), and are more")  # fmt: skip
+            raise ValueError(
+                f"tied_trained_bytes ({tied}) are a part of trained_bytes ({trained}) and of tied_parameter_bytes "
+                f"({self.tied_parameter_bytes}), and are more"
+            )
         own = self.parameter_bytes - self.tied_parameter_bytes
         if self.trained_bytes is not None and trained - tied > own:
-            raise ValueError(f"of trained_bytes ({trained}) {trained - tied} are beside tied_trained_bytes ({tied}), but of "
-                             f"parameter_bytes only {own} are not tied: give tied_trained_bytes, too")  # fmt: skip
+            raise ValueError(
+                f"of trained_bytes ({trained}) {trained - tied} are beside tied_trained_bytes ({tied}), but of "
+                f"parameter_bytes only {own} are not tied: give tied_trained_bytes, too"
+            )
         return self
 
     @property
@@ -78,82 +80,6 @@ class LayerProfile(Strict):
         if self.tied_trained_bytes is not None:
             return self.tied_trained_bytes
         return self.tied_parameter_bytes if self.trained_bytes is None or self.trained_bytes >= self.tied_parameter_bytes else 0
-
-
-class Measurement(Strict):
-    """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
-    A tensor-parallel degree above 1 carries its own parameter and saved bytes per device; of these parameters as large a part
-    trains as of the whole layer's.
-
-    `precision`: what matrix products are computed in, by torch's autocast where that is not fp32; parameters are of float32.
-    Below fp32 a measurement has bytes of its own. `saved_bytes_per_sample`: what a sample leaves for backward, and
-    `first_saved_bytes_per_sample` where the layer is the first of a stage. `output_bytes_per_sample`: what leaves each layer.
-    `cast_bytes`: the copies of parameters in that precision, which autocast makes once a step and keeps until its end, however
-    many samples are in flight; the seconds of making them are part of `optimizer_seconds`, which hold what a layer takes once a
-    step."""
-
-    device_type: Name
-    tensor_parallel: DeviceCount = 1
-    precision: Precision | None = None
-    microbatch_sizes: Annotated[tuple[Samples, ...], Field(min_length=1)]
-    forward_seconds: tuple[Times, ...]
-    backward_seconds: tuple[Times, ...]
-    optimizer_seconds: Times
-    parameter_bytes: tuple[Bytes, ...] | None = None
-    saved_bytes_per_sample: tuple[Bytes, ...] | None = None
-    first_saved_bytes_per_sample: tuple[Bytes, ...] | None = None
-    output_bytes_per_sample: tuple[Bytes, ...] | None = None
-    cast_bytes: tuple[Bytes, ...] | None = None
-
-    @model_validator(mode="after")
-    def _rectangular(self) -> Self:
-        rows = len(self.microbatch_sizes)
-        if any(b <= a for a, b in zip(self.microbatch_sizes, self.microbatch_sizes[1:], strict=False)):
-            raise ValueError(f"microbatch_sizes must increase, got {shown(list(self.microbatch_sizes))}")
-        for name in ("forward_seconds", "backward_seconds"):
-            if len(getattr(self, name)) != rows:
-                raise ValueError(f"{name} has {len(getattr(self, name))} rows for {rows} microbatch_sizes")
-        return self
-
-    @cached_property
-    def forward(self) -> Array:
-        """Forward seconds, [S sizes, L layers]."""
-        return np.array(self.forward_seconds, dtype=np.float64)
-
-    @cached_property
-    def backward(self) -> Array:
-        """Backward seconds, [S sizes, L layers]."""
-        return np.array(self.backward_seconds, dtype=np.float64)
-
-    def slower(self, factor: float) -> Measurement:
-        """With all seconds so many times as long."""
-
-        def longer(times: Sequence[float]) -> tuple[float, ...]:
-            return tuple(t * factor for t in times)
-
-        return self.model_copy(update={
-            "forward_seconds": tuple(map(longer, self.forward_seconds)),
-            "backward_seconds": tuple(map(longer, self.backward_seconds)),
-            "optimizer_seconds": longer(self.optimizer_seconds),
-        })  # fmt: skip
-
-    def without_backward(self, first: int) -> Measurement:
-        """With no backward of the `first` layers, whatever noise was measured there."""
-        rows = tuple((0.0,) * first + row[first:] for row in self.backward_seconds)
-        return self if rows == self.backward_seconds else self.model_copy(update={"backward_seconds": rows})
-
-    def times(self, size: int) -> tuple[Array, Array]:
-        """Forward and backward seconds of each layer, [L] and [L], for a micro-batch of `size` samples: linear between
-        the measured sizes, and on the last (first) slope beyond them, never below zero."""
-        sizes = self.microbatch_sizes
-        if size <= 0:
-            return np.zeros(len(self.optimizer_seconds)), np.zeros(len(self.optimizer_seconds))
-        if len(sizes) == 1:
-            scale = size / sizes[0]
-            return self.forward[0] * scale, self.backward[0] * scale
-        right = min(max(int(np.searchsorted(sizes, size)), 1), len(sizes) - 1)
-        part = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-        return tuple(np.maximum(t[right - 1] + part * (t[right] - t[right - 1]), 0.0) for t in (self.forward, self.backward))
 
 
 class OptimizerProfile(Strict):
@@ -191,8 +117,12 @@ class Profile(Document):
             key = (m.device_type, m.tensor_parallel, m.precision)
             about = f"tensor_parallel {m.tensor_parallel}{f', {m.precision}' if m.precision else ''}"
             name = f"measurement of {m.device_type!r} ({about})"
-            rows = (*m.forward_seconds, *m.backward_seconds, m.optimizer_seconds,
-                    *(x for name in OWN_BYTES if (x := getattr(m, name)) is not None))  # fmt: skip
+            rows = (
+                *m.forward_seconds,
+                *m.backward_seconds,
+                m.optimizer_seconds,
+                *(x for name in OWN_BYTES if (x := getattr(m, name)) is not None),
+            )
             faults += [f"{name}: a row has {len(row)} numbers for {count} layers" for row in rows if len(row) != count]
             if key in seen:
                 faults.append(f"{name} is given twice")
@@ -210,8 +140,10 @@ class Profile(Document):
         pairs = zip(self.layers, own, strict=False)
         return told(
             [(layer, held) for layer, held in pairs if held < layer.tied_parameter_bytes // m.tensor_parallel],
-            lambda x: f"layer {shown(x[0].name)} has {x[1]} parameter_bytes on each device, less than its part of "
-            f"{x[0].tied_parameter_bytes} tied_parameter_bytes",
+            lambda x: (
+                f"layer {shown(x[0].name)} has {x[1]} parameter_bytes on each device, less than its part of "
+                f"{x[0].tied_parameter_bytes} tied_parameter_bytes"
+            ),
         )
 
     @property
@@ -226,8 +158,10 @@ class Profile(Document):
         if found is None:
             known = ", ".join(m.precision or "fp32" for m in self._hosts) or "none"
             at, asked = (f" at {precision}", f" --precision {precision}") if precision else ("", "")
-            raise InputError(f"the profile of {self.model!r} has no 'host' measurement{at}, by which emulated devices are paced; "
-                             f"measured: {known}; measure again with 'hetpipe profile{asked}'")  # fmt: skip
+            raise InputError(
+                f"the profile of {self.model!r} has no 'host' measurement{at}, by which emulated devices are paced; "
+                f"measured: {known}; measure again with 'hetpipe profile{asked}'"
+            )
         return found
 
     @cached_property
@@ -289,8 +223,10 @@ class Profile(Document):
                 degrees = [m.tensor_parallel for m in self.measurements if m.device_type == kind]
                 found = self.measurement(kind, min(degrees, default=1))
                 if (least := (found.forward + found.backward).sum(axis=1).min()) < LEAST_MODEL_SECONDS:
-                    raise InputError(f"the profile of {self.model!r} says that all layers together take {least:g} s on device "
-                                     f"type {kind!r}, which cannot be; measure it again with 'hetpipe profile'")  # fmt: skip
+                    raise InputError(
+                        f"the profile of {self.model!r} says that all layers together take {least:g} s on device "
+                        f"type {kind!r}, which cannot be; measure it again with 'hetpipe profile'"
+                    )
 
     def joined(self, cluster: Cluster) -> Cluster:
         """The cluster with what was measured of it with this profile: links and adapters (see `Cluster.with_links`), the mean

@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 def make_changes(
     plan: Plan, profile: Profile, cluster: Cluster, rules: Sequence[Alternative] = (), progress: Progress = lambda _: None
-) -> Changes:  # fmt: skip
+) -> Changes:
     """Plans for `changed_clusters`, after one for the cluster as it is, made in the same way: what `rules` are known to make of
     that is not planned again. The plan itself is a candidate wherever it still runs, so that a change is not worse for want of
     time."""
@@ -40,10 +40,11 @@ def make_changes(
         progress(f"what if {name} ({i} of {len(clusters)})")
         options: dict[str, Any] = {"backend": plan.backend, "time_limit_seconds": SECONDS if few else None}
         tried = [
-            replace(known[rule], name=name) if name == AS_IT_IS and rule in known
+            replace(known[rule], name=name)
+            if name == AS_IT_IS and rule in known
             else plan_with(rule, name, plain, changed, plan.global_batch, **options)
             for rule in (("auto",) if few else QUICK)
-        ]  # fmt: skip
+        ]
         tried += same_plan(plan, linked, name, plain, changed, memory_reserve=0.0)
         found.append(min(tried, key=lambda one: one.step_seconds))
     return Changes(how=how, plans=tuple(found))

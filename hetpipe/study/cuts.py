@@ -44,7 +44,10 @@ def _moved(plan: Plan, profile: Profile, cluster: Cluster, group: tuple[int, ...
     timeline = simulate(changed, profile, cluster)
     beside = [stage.device for stage in changed.replicas[group[0]].stages[s : s + 2]]
     return MovedCut(
-        replicas=group, stage=s, layers=layers, step_seconds=timeline.step_seconds,
+        replicas=group,
+        stage=s,
+        layers=layers,
+        step_seconds=timeline.step_seconds,
         peak_bytes=(timeline.peak_bytes[beside[0]], timeline.peak_bytes[beside[1]]),
         fits=all(peak <= cluster.type_of(device).memory for device, peak in timeline.peak_bytes.items()),
-    )  # fmt: skip
+    )

@@ -20,10 +20,18 @@ from hetpipe.study.study import Alternative, Study
 
 
 def make_study(
-    plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None, measured: Timeline | None = None,
-    front: Front | None = None, source: str = "the plan", rules: Sequence[str] | None = None, changes: bool = False,
-    cuts: bool = False, progress: Callable[[str], None] = lambda _: None,
-) -> Study:  # fmt: skip
+    plan: Plan,
+    *,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    measured: Timeline | None = None,
+    front: Front | None = None,
+    source: str = "the plan",
+    rules: Sequence[str] | None = None,
+    changes: bool = False,
+    cuts: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Study:
     """The study of a plan; InputError if what is given does not belong together. With profile and cluster the partitioners
     `rules` plan the same problem, without any those of the equal split; changed clusters are planned (`changes`), and cuts moved
     (`cuts`), if that is asked for. All of it takes seconds: `progress` is told what is done."""
@@ -40,10 +48,17 @@ def make_study(
     if cuts:
         progress("moving cuts")
     return Study(
-        plan=plan, scene=scene, profile=profile, cluster=cluster, predicted=predicted, measured=measured, front=front,
-        rules=tuple(others), changes=changed,
+        plan=plan,
+        scene=scene,
+        profile=profile,
+        cluster=cluster,
+        predicted=predicted,
+        measured=measured,
+        front=front,
+        rules=tuple(others),
+        changes=changed,
         cuts=tuple(moved_cuts(plan, *problem, [lane.replicas for lane in scene.lanes])) if cuts else (),
-    )  # fmt: skip
+    )
 
 
 def belonging(

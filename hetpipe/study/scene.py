@@ -173,9 +173,13 @@ class Scene:
 
 
 def make_scene(
-    plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None, timeline: Timeline | None = None,
+    plan: Plan,
+    *,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+    timeline: Timeline | None = None,
     equal: Scene | None = None,
-) -> Scene:  # fmt: skip
+) -> Scene:
     """The scene of a plan: the more is given the more it says. `timeline` is the plan's simulated step, from which all times
     come; with it, profile and cluster (with the profile's links) are needed. InputError if they do not belong together."""
     plan.check(profile=profile, cluster=cluster)
@@ -191,12 +195,17 @@ def make_scene(
             unused[device.type] = unused.get(device.type, 0) + 1
     step = timeline
     return Scene(
-        plan=plan, lanes=tuple(_alike(lanes, cluster)), unused=unused, equal=equal,
+        plan=plan,
+        lanes=tuple(_alike(lanes, cluster)),
+        unused=unused,
+        equal=equal,
         speeds={kind: sum(layers) for kind, layers in _speeds(plan, profile, cluster).items()},
         memories={kind: own.memory for kind, own in cluster.device_types.items()} if cluster is not None else {},
-        seconds=step.step_seconds if step else None, pipeline_seconds=step.pipeline_seconds if step else 0.0,
-        sync_seconds=step.sync_seconds if step else 0.0, optimizer_seconds=step.optimizer_seconds if step else 0.0,
-    )  # fmt: skip
+        seconds=step.step_seconds if step else None,
+        pipeline_seconds=step.pipeline_seconds if step else 0.0,
+        sync_seconds=step.sync_seconds if step else 0.0,
+        optimizer_seconds=step.optimizer_seconds if step else 0.0,
+    )
 
 
 def _speeds(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> dict[str, tuple[float, ...]]:
@@ -251,19 +260,26 @@ class _Numbers:
             again = self._again(replica, stage)
             timed = self.costs is not None
             yield StageScene(
-                number=s, devices=stage.devices, layers=stage.layers, depth=depths[s],
-                recomputed=stage.recompute, offloaded=stage.offload,
-                kind=cluster.device(device).type if cluster else "", node=cluster.device(device).node if cluster else "",
+                number=s,
+                devices=stage.devices,
+                layers=stage.layers,
+                depth=depths[s],
+                recomputed=stage.recompute,
+                offloaded=stage.offload,
+                kind=cluster.device(device).type if cluster else "",
+                node=cluster.device(device).node if cluster else "",
                 tiles=tuple(self._tiles(replica, stage)),
                 work=replica.samples / self.plan.global_batch * sum(self.parts[stage.layers[0] : stage.layers[1]]),
                 forward=self.seconds.get((device, "F"), 0.0) if timed else None,
-                backward=max(0.0, self.seconds.get((device, "B"), 0.0) - again), recompute=again,
-                optimizer=self.seconds.get((device, "optimizer"), 0.0), idle=self.idle.get(device, {}),
+                backward=max(0.0, self.seconds.get((device, "B"), 0.0) - again),
+                recompute=again,
+                optimizer=self.seconds.get((device, "optimizer"), 0.0),
+                idle=self.idle.get(device, {}),
                 memory=max((self.peaks[d] for d in stage.devices if d in self.peaks), default=None),
                 limit=cluster.type_of(device).memory if cluster else None,
                 limits_step=timed and self.most > 0 and self._busy(device) >= self.most * (1 - 1e-9),
                 edge=self._edge(replica, s),
-            )  # fmt: skip
+            )
 
     def _again(self, replica: ReplicaPlan, stage: StagePlan) -> float:
         """Seconds of a step in which forwards are run again."""
@@ -310,9 +326,10 @@ class _Numbers:
             seconds += ways * sum(self.costs.transfer(here.device, there.device, here.layers[1], size, degrees))
         cluster = self.costs.cluster
         return Edge(
-            bytes=round(ways * float(self.costs.profile.output_bytes[here.layers[1] - 1]) * replica.samples), seconds=seconds,
+            bytes=round(ways * float(self.costs.profile.output_bytes[here.layers[1] - 1]) * replica.samples),
+            seconds=seconds,
             between=(cluster.device(here.device).node, cluster.device(there.device).node),
-        )  # fmt: skip
+        )
 
 
 def _alike(lanes: Sequence[LaneScene], cluster: Cluster | None) -> list[LaneScene]:
@@ -322,12 +339,16 @@ def _alike(lanes: Sequence[LaneScene], cluster: Cluster | None) -> list[LaneScen
     for lane in lanes:
         groups.setdefault(_looks(lane), []).append(lane)
     return [
-        LaneScene(replicas=tuple(r for lane in group for r in lane.replicas), sizes=group[0].sizes, stages=tuple(
-            replace(stages[0], twins=tuple(sorted((twin.devices for twin in stages), key=lambda own: places.get(own[0], 0))))
-            for stages in zip(*(lane.stages for lane in group), strict=True)
-        ))
+        LaneScene(
+            replicas=tuple(r for lane in group for r in lane.replicas),
+            sizes=group[0].sizes,
+            stages=tuple(
+                replace(stages[0], twins=tuple(sorted((twin.devices for twin in stages), key=lambda own: places.get(own[0], 0))))
+                for stages in zip(*(lane.stages for lane in group), strict=True)
+            ),
+        )
         for group in groups.values()
-    ]  # fmt: skip
+    ]
 
 
 def _looks(lane: LaneScene) -> object:
@@ -336,7 +357,11 @@ def _looks(lane: LaneScene) -> object:
         return [_SAME.format(x) for x in [*values, stage.edge.seconds if stage.edge else 0.0]]
 
     turns = tuple(a.node == b.node for a, b in pairwise(lane.stages))
-    return lane.sizes, turns, tuple(
-        (s.layers, s.kind, len(s.devices), s.recomputed, s.offloaded, s.depth, s.memory, s.limits_step, *numbers(s))
-        for s in lane.stages
+    return (
+        lane.sizes,
+        turns,
+        tuple(
+            (s.layers, s.kind, len(s.devices), s.recomputed, s.offloaded, s.depth, s.memory, s.limits_step, *numbers(s))
+            for s in lane.stages
+        ),
     )

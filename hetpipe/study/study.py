@@ -76,8 +76,9 @@ class Study:
         limits = {device: self.cluster.type_of(device).memory for device in self.predicted.peak_bytes}
         return {
             device: {"needs_bytes": peak, "has_bytes": limits[device]}
-            for device, peak in self.predicted.peak_bytes.items() if peak > limits[device]
-        }  # fmt: skip
+            for device, peak in self.predicted.peak_bytes.items()
+            if peak > limits[device]
+        }
 
     def unused(self) -> list[str]:
         """The devices of the cluster that the plan leaves idle."""

@@ -84,9 +84,7 @@ def hand_over(carried: Carried | None, run: RunState | None, world: World) -> in
     return found
 
 
-def _pass_on(
-    key: str, own: dict[str, Tensor], wanted: dict[str, Tensor], source: int, takers: list[int], world: World
-) -> None:
+def _pass_on(key: str, own: dict[str, Tensor], wanted: dict[str, Tensor], source: int, takers: list[int], world: World) -> None:
     """One tensor, from the first rank that has it to all that want it."""
     if source == world.rank:
         for rank in takers:

@@ -11,11 +11,7 @@ from functools import partial
 
 import torch
 
-from hetpipe.building.build import (
-    build_metric,
-    build_scheduler,
-    optimizer_factory,
-)
+from hetpipe.building.build import build_metric, build_scheduler, optimizer_factory
 from hetpipe.building.data import EpochSampler, Ragged, size_for
 from hetpipe.building.feed import Ask, Batch, Feed, Reading
 from hetpipe.checkpoints.resume import RunState, Saved
@@ -82,19 +78,31 @@ class Loop:
             self.metrics.end()
             self.result.evaluation = self._evaluate()
             if (found := self.result.evaluation) is not None:
-                observers.evaluated(EvaluationRecord(step=self.total, loss=found.loss, accuracy=found.metric,
-                    samples=self.result.evaluated_samples, test_samples=self.result.test_samples))  # fmt: skip
+                observers.evaluated(
+                    EvaluationRecord(
+                        step=self.total,
+                        loss=found.loss,
+                        accuracy=found.metric,
+                        samples=self.result.evaluated_samples,
+                        test_samples=self.result.test_samples,
+                    )
+                )
             self.metrics.collect()
         return self.result
 
     def _facts(self, start: int) -> RunRecord:
         predicted = self.result.predicted
         return RunRecord(
-            job=self.job, plan=self.engine.plan, cluster=self.session.cluster, first_step=start, total_steps=self.total,
+            job=self.job,
+            plan=self.engine.plan,
+            cluster=self.session.cluster,
+            first_step=start,
+            total_steps=self.total,
             predicted_step_seconds=predicted.step_seconds if predicted is not None else None,
-            peak_bytes={device: peak for device, peak, _ in self.engine.usage()}, is_main=self.engine.world.is_main,
+            peak_bytes={device: peak for device, peak, _ in self.engine.usage()},
+            is_main=self.engine.world.is_main,
             steps_differ=isinstance(self.session.data.train, Ragged),
-        )  # fmt: skip
+        )
 
     def _train(self, start: int, stop: StopRequest, observers: Observers) -> None:
         engine = self.engine

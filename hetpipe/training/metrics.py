@@ -62,12 +62,21 @@ class Metrics:
             self._utilisation = _busy(self.result.measured)
         seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
         return StepRecord(
-            step=done, epoch=batch.epoch, samples=len(batch.numbers), loss=self.result.losses[-1], learning_rate=learning_rate,
-            grad_norm=norm, loss_scale=self.engine.loss_scale.scale if self.engine.scaled else None, left_out=self._left_out,
-            fetch_seconds=batch.seconds, step_seconds=seconds,
+            step=done,
+            epoch=batch.epoch,
+            samples=len(batch.numbers),
+            loss=self.result.losses[-1],
+            learning_rate=learning_rate,
+            grad_norm=norm,
+            loss_scale=self.engine.loss_scale.scale if self.engine.scaled else None,
+            left_out=self._left_out,
+            fetch_seconds=batch.seconds,
+            step_seconds=seconds,
             samples_per_second=self._batches[-2] / seconds if seconds is not None else None,
-            utilisation=self._utilisation, busy=busy, peak_bytes=peaks,
-        )  # fmt: skip
+            utilisation=self._utilisation,
+            busy=busy,
+            peak_bytes=peaks,
+        )
 
     def pause(self, began: float) -> None:
         """What has been done since `began` is not part of the step."""

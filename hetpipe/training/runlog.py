@@ -104,8 +104,11 @@ class TrainResult:
         if self.predicted is not None:
             found["predicted_step_seconds"] = self.predicted_step_seconds
         if self.evaluation is not None:
-            found |= {"test_loss": number(self.evaluation.loss), "test_accuracy": self.evaluation.metric,
-                      "test_samples": self.evaluated_samples}  # fmt: skip
+            found |= {
+                "test_loss": number(self.evaluation.loss),
+                "test_accuracy": self.evaluation.metric,
+                "test_samples": self.evaluated_samples,
+            }
         if self.exported is not None:
             found["exported"] = str(self.exported)
         if self.measured is not None:
@@ -145,11 +148,7 @@ def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult
     plan.save(folder / PLAN_FILE)
     profile.save(folder / PROFILE_FILE)
     write_text(folder / SUMMARY_FILE, json.dumps(result.summary(), indent=1) + "\n")
-    timelines = {
-        name: t
-        for name, t in (("predicted", result.predicted), ("measured", result.measured))
-        if t is not None
-    }
+    timelines = {name: t for name, t in (("predicted", result.predicted), ("measured", result.measured)) if t is not None}
     save_trace(folder / TRACE_FILE, timelines)
 
 

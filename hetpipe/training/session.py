@@ -32,13 +32,7 @@ from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World, connect, create_world
-from hetpipe.runtime.backends import (
-    check_backend,
-    check_cluster,
-    drives_a_replica,
-    open_engine,
-    seat,
-)
+from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, open_engine, seat
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, ProfileSection
@@ -93,13 +87,17 @@ class Request:
     @classmethod
     def by(cls, job: Job) -> Request:
         """What a job wants."""
-        return cls(global_batch=job.train.global_batch, options=job.planning, profiler=job.profiler,
-                   optimizer=job.train.optimizer, profile=job.profile, plan=job.plan.file)  # fmt: skip
+        return cls(
+            global_batch=job.train.global_batch,
+            options=job.planning,
+            profiler=job.profiler,
+            optimizer=job.train.optimizer,
+            profile=job.profile,
+            plan=job.plan.file,
+        )
 
 
-def meet(
-    cluster: Cluster | None, backend: Backend = "torch", told: Mapping[str, Any] | None = None
-) -> tuple[World, Cluster]:
+def meet(cluster: Cluster | None, backend: Backend = "torch", told: Mapping[str, Any] | None = None) -> tuple[World, Cluster]:
     """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. InputError on every rank
     unless all were `told` the same. Collective."""
     check_cluster(backend, cluster)
@@ -151,14 +149,19 @@ def open_session(job: Job) -> Session:
             check_begun(job, world)
             content = same_content(data.train, data.made_of, world, saved=job.checkpoint is not None)
     return Session(
-        job=job, world=world, cluster=cluster, model=model, data=data, content=content, found=job.cluster is None,
-        seed=job.train.seed, held=job.train.dtype,
-    )  # fmt: skip
+        job=job,
+        world=world,
+        cluster=cluster,
+        model=model,
+        data=data,
+        content=content,
+        found=job.cluster is None,
+        seed=job.train.seed,
+        held=job.train.dtype,
+    )
 
 
-def prepare(
-    setting: Setting, request: Request, plan: Plan | None = None, profile: Profile | None = None
-) -> tuple[Plan, Profile]:
+def prepare(setting: Setting, request: Request, plan: Plan | None = None, profile: Profile | None = None) -> tuple[Plan, Profile]:
     """The plan and the profile that it is for: those given, those of the files, or measured and planned anew. A fault in a plan
     file is known before anything is measured. Collective."""
     plan = plan or _plan_of_file(setting, request)
@@ -178,9 +181,15 @@ def obtain_profile(setting: Setting, request: Request, *, fresh: bool = False) -
         return profile
     whole_nodes = drives_a_replica(request.options.backend)
     return measured(
-        setting.model, setting.cluster, setting.world, request.profiler, request.optimizer, precision=request.options.precision,
-        fresh=fresh, whole_nodes=whole_nodes,
-    )  # fmt: skip
+        setting.model,
+        setting.cluster,
+        setting.world,
+        request.profiler,
+        request.optimizer,
+        precision=request.options.precision,
+        fresh=fresh,
+        whole_nodes=whole_nodes,
+    )
 
 
 def _check_profile(profile: Profile, model: Model, source: str) -> None:
@@ -205,9 +214,7 @@ def _check_profile(profile: Profile, model: Model, source: str) -> None:
             if there.trained_bytes not in (None, here)
         ][:1]
     if faults:
-        raise InputError(
-            f"{source} is not a profile of this model ({'; '.join(faults)}); measure it with 'hetpipe profile'"
-        )
+        raise InputError(f"{source} is not a profile of this model ({'; '.join(faults)}); measure it with 'hetpipe profile'")
 
 
 def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
@@ -215,9 +222,7 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
     if request.plan is None:
         return None
     plan = Plan.load(request.plan)
-    plan.check(
-        cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan
-    )
+    plan.check(cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan)
     check_backend(request.options.backend, plan)
     with_precision(plan, setting, request.options)  # says what does not go together
     return plan
@@ -235,8 +240,9 @@ def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: 
     for kind in dict.fromkeys(setting.cluster.device(device).type for device in plan.device_ids):
         planned, asked = plan.precision.get(kind, "fp32"), wanted.get(kind, "fp32")
         if wanted and planned != asked:
-            raise InputError(f"the plan computes in {planned} on {kind!r}, but precision says {asked}: leave precision out, or "
-                             "plan anew")  # fmt: skip
+            raise InputError(
+                f"the plan computes in {planned} on {kind!r}, but precision says {asked}: leave precision out, or plan anew"
+            )
     return plan
 
 
@@ -323,9 +329,11 @@ def _check_parameters(setting: Setting, plan: Plan) -> None:
     would compute in float32 with parameters that are held in fewer bits."""
     layers = setting.model.layers
     low = frozen_low(layers)
-    held = {setting.held} if setting.held is not None else {
-        type_name(p.dtype) for p in layers.parameters() if p.is_floating_point() and not stays(p)
-    } - low
+    held = (
+        {setting.held}
+        if setting.held is not None
+        else {type_name(p.dtype) for p in layers.parameters() if p.is_floating_point() and not stays(p)} - low
+    )
     if plan.precision and (others := sorted(held - {"float32"})):
         told = ", ".join(f"{precision} on {kind!r}" for kind, precision in plan.precision.items())
         raise InputError(

@@ -90,11 +90,7 @@ def _plan_rank(job: Job) -> tuple[Plan, Profile] | None:
 
 def _refuse_shared_gpus(cluster: Cluster) -> None:
     """Several nodes of real GPUs are several machines: started on one, their ranks would share its GPUs without a word."""
-    real = [
-        node.name
-        for node in cluster.nodes
-        if any(cluster.device_types[k].emulate is None for k in node.devices)
-    ]
+    real = [node.name for node in cluster.nodes if any(cluster.device_types[k].emulate is None for k in node.devices)]
     if torch.cuda.is_available() and len(real) > 1:
         raise InputError(
             f"the cluster file has real devices on the nodes {real}, and this is one machine: start the command under torchrun "

@@ -32,9 +32,7 @@ class Trainer:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    def run(
-        self, plan: Plan | None = None, profile: Profile | None = None, planned: Planned | None = None
-    ) -> TrainResult | None:  # fmt: skip
+    def run(self, plan: Plan | None = None, profile: Profile | None = None, planned: Planned | None = None) -> TrainResult | None:
         """Measure, plan (unless given) and train. The main rank gets the result, the others None. `planned` is called on every
         rank before training begins, with what was planned; where it says False, on all ranks alike, nothing is trained."""
         _expect_to_resume(self.job)
@@ -43,9 +41,7 @@ class Trainer:
             with claim(self.job, session.world):
                 return self._run(session, plan, profile, planned)
 
-    def _run(
-        self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None
-    ) -> TrainResult | None:  # fmt: skip
+    def _run(self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None) -> TrainResult | None:
         job = session.job
         check_data(job, session.content, session.world)
         if session.world.is_main:
@@ -93,5 +89,7 @@ def _note_model(session: Session) -> None:
         warn(f"note: {note}")
     still = [name for name, module in session.model.layers.named_modules() if name and not module.training]
     if still:
-        warn(f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
-             "meant, call .train() on the model where it is built")  # fmt: skip
+        warn(
+            f"note: {len(still)} modules are in evaluation mode and stay in it (the first: {still[0]!r}); where that is not "
+            "meant, call .train() on the model where it is built"
+        )

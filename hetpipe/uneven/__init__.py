@@ -14,5 +14,17 @@ from hetpipe.uneven.loop import (
 )
 from hetpipe.uneven.shares import measured_shares, plan_shares, share_out
 
-__all__ = ["IGNORED", "ShareLoader", "ShareSampler", "batch_shares", "global_count", "global_mean", "ignore_targets",
-           "measured_shares", "plan_shares", "process_group", "share_out", "windows"]  # fmt: skip
+__all__ = [
+    "IGNORED",
+    "ShareLoader",
+    "ShareSampler",
+    "batch_shares",
+    "global_count",
+    "global_mean",
+    "ignore_targets",
+    "measured_shares",
+    "plan_shares",
+    "process_group",
+    "share_out",
+    "windows",
+]

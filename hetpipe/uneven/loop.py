@@ -65,8 +65,11 @@ def process_group() -> Iterator[None]:
         group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
         if group() is not None:
-            warnings.warn("the process group is still held by something outside of the function that trains (a global "
-                          "DistributedDataParallel?): the process may abort or hang at its end", stacklevel=3)  # fmt: skip
+            warnings.warn(
+                "the process group is still held by something outside of the function that trains (a global "
+                "DistributedDataParallel?): the process may abort or hang at its end",
+                stacklevel=3,
+            )
 
 
 def batch_shares(shares: Sequence[int], batch: int) -> list[int]:
@@ -239,9 +242,7 @@ class ShareLoader(DataLoader[Any]):
 class _Collate:
     """Collates as `collate_fn` does, and makes a stand-in for no samples. A class, so that workers can be sent it."""
 
-    def __init__(
-        self, dataset: Any, collate_fn: Callable[[Any], Any], stand_in: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], stand_in: Callable[[Any], Any]) -> None:
         self.dataset, self.collate_fn, self.stand_in = dataset, collate_fn, stand_in
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -281,9 +282,7 @@ def _counts_all(targets: Tensor) -> bool:
     return targets.dtype == torch.bool or targets.is_floating_point() or targets.is_complex()
 
 
-def global_count(
-    *targets: Tensor, ignore_index: int = IGNORED, group: dist.ProcessGroup | None = None
-) -> Tensor:
+def global_count(*targets: Tensor, ignore_index: int = IGNORED, group: dist.ProcessGroup | None = None) -> Tensor:
     """What the mean of torch's losses divides by, over all ranks: the integer targets that differ from `ignore_index` (samples or
     tokens, as the targets are), or the elements of others. Several targets: the batches of one optimizer step, when gradients are
     accumulated. Every rank must call it; an int64 tensor [], on the targets' device.

@@ -17,14 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetpipe.files.messages import InputError, natural_key
-from hetpipe.layers.device import (
-    MemoryMeter,
-    Stopwatch,
-    module_bytes,
-    static_storages,
-    trained_bytes,
-    usable_bytes,
-)
+from hetpipe.layers.device import MemoryMeter, Stopwatch, module_bytes, static_storages, trained_bytes, usable_bytes
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.planning.shares import fastest_shares
 from hetpipe.spec.plan import Plan

@@ -142,9 +142,14 @@ def answer(question: Question, progress: Progress = lambda _: None) -> Answer:
     others = singles(profile, kinds) if question.precision == "auto" else []
     rows, beside = _planned(question, profile, precisions, others if len(others) > 1 else [], progress)
     return Answer(
-        question=question, profile=profile, precisions=precisions, origins=origins, rows=tuple(rows), beside=tuple(beside),
+        question=question,
+        profile=profile,
+        precisions=precisions,
+        origins=origins,
+        rows=tuple(rows),
+        beside=tuple(beside),
         cheapest=cheapest,
-    )  # fmt: skip
+    )
 
 
 def cheapest_card(question: Question) -> str | None:
@@ -179,7 +184,7 @@ def _holding(question: Question, added: Sequence[Machine]) -> Machine | None:
 
 def _planned(
     question: Question, profile: Profile, chosen: Mapping[str, Precision], others: Sequence[Single], progress: Progress
-) -> tuple[list[AnswerRow], list[AnswerRow]]:  # fmt: skip
+) -> tuple[list[AnswerRow], list[AnswerRow]]:
     """The rows, of the profile at the chosen precisions, or where nothing fits at these at others (see `turns`); and the machines
     as they are at the others, searched for where their times are not those of the chosen ones."""
     here, sets = question.machines, _sets(question)
@@ -227,14 +232,15 @@ def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
             cell, origin = found[card, "fp16"]
             found[card, "bf16"] = cell, for_bf16(origin)
     keys = [(card, precision) for card in question.kinds for precision in question.cards[card].precisions]
-    options = ImportOptions(
-        model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4
-    )
+    options = ImportOptions(model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4)
     try:
         profile = transformer_profile(
-            model.sizes, {key: found[key][0] for key in keys}, options,
-            provenance={"source": model.source}, state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
-        )  # fmt: skip
+            model.sizes,
+            {key: found[key][0] for key in keys},
+            options,
+            provenance={"source": model.source},
+            state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
+        )
         if adapted is not None:
             profile = adapted.profile(profile, question.tokens, question.cards)
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
@@ -291,9 +297,15 @@ def _row(
     own = found.plan.precision if found.plan is not None else None
     precisions = {kind: p for kind in cluster.device_types for p in profile.precisions(kind) if p is not None}
     return AnswerRow(
-        name=name, machines=machines, cluster=cluster, precisions={**precisions, **(own or {})}, found=found, added=added,
-        price=_price(question, added), unfit=unfit if found.plan is not None else "",
-    )  # fmt: skip
+        name=name,
+        machines=machines,
+        cluster=cluster,
+        precisions={**precisions, **(own or {})},
+        found=found,
+        added=added,
+        price=_price(question, added),
+        unfit=unfit if found.plan is not None else "",
+    )
 
 
 def _beside(one: Single, profile: Profile, row: AnswerRow, searched: AnswerRow | None) -> AnswerRow:

@@ -17,7 +17,7 @@ Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e18)]
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6, le=1e15)]
 Architecture = Literal[
     "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rdna2", "rdna3", "rdna4", "cdna2", "cdna3"
-]  # fmt: skip
+]
 _WITHOUT_FP16 = ("maxwell",)
 _WITHOUT_BF16 = ("maxwell", "pascal", "volta", "turing", "rdna2", None)  # NVIDIA has it since compute capability 8.0
 _MAKERS = re.compile(r"^(?:nvidia|amd|geforce|tesla|quadro|radeonpro|rtx|gtx)+(?=[a-z]?\d)")

@@ -124,7 +124,7 @@ def estimate(
 
 def _ran_on_both(
     known: Sequence[MeasuredCell], name: str, source: MeasuredCell, precision: Precision
-) -> list[tuple[MeasuredCell, MeasuredCell]]:  # fmt: skip
+) -> list[tuple[MeasuredCell, MeasuredCell]]:
     """What was measured alike on a card and on that of the source."""
     own = {(m.model, m.tokens): m for m in known if (m.card, m.precision) == (name, precision)}
     others = [m for m in known if (m.card, m.precision) == (source.card, precision)]

@@ -11,16 +11,7 @@ from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.families import family, known_kinds
 from hetpipe.hf.hub import refuse_adapters
-from hetpipe.hf.sizes import (
-    Config,
-    Kind,
-    TransformerSizes,
-    cached_config,
-    config_sizes,
-    default_config,
-    dense_kind,
-    read_config,
-)
+from hetpipe.hf.sizes import Config, Kind, TransformerSizes, cached_config, config_sizes, default_config, dense_kind, read_config
 from hetpipe.whatif.shipped import shipped_layers
 
 

@@ -55,7 +55,7 @@ def choose(choice: PrecisionChoice, profile: Profile, cluster: Cluster, cards: M
 
 def turns(
     choice: PrecisionChoice, profile: Profile, chosen: Mapping[str, Precision], kinds: Sequence[str]
-) -> list[dict[str, Precision]]:  # fmt: skip
+) -> list[dict[str, Precision]]:
     """With which precisions to plan for these cards, until a plan fits: the chosen ones, then others where none was asked for."""
     if isinstance(choice, str) and choice != "auto":
         return [dict(chosen)]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.profile import Measurement, Profile
+from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.whatif.cards import Card, simplified
 from hetpipe.whatif.estimate import distance
 from hetpipe.whatif.order import Timed, in_order
@@ -57,9 +58,10 @@ def without_private(profile: Profile, model: str) -> Profile:
         layer.model_copy(update={"name": str(i), "tied": groups.get(layer.tied or "")}) for i, layer in enumerate(profile.layers)
     )
     notes = {
-        key: value for key in _KEPT
+        key: value
+        for key in _KEPT
         if isinstance(value := profile.provenance.get(key), int | float) or _VERSION.fullmatch(str(value or ""))
-    }  # fmt: skip
+    }
     return Profile(
         format=profile.format,
         model=model,
@@ -132,8 +134,9 @@ def _for_bf16(measured: dict[Precision | None, dict[str, Measurement]], cards: M
     own = measured.get("bf16", {})
     added = {
         card: m.model_copy(update={"precision": "bf16"})
-        for card, m in measured.get("fp16", {}).items() if "bf16" in cards[card].precisions and card not in own
-    }  # fmt: skip
+        for card, m in measured.get("fp16", {}).items()
+        if "bf16" in cards[card].precisions and card not in own
+    }
     if added:
         measured["bf16"] = {**own, **added}
     return set(added)
@@ -141,7 +144,7 @@ def _for_bf16(measured: dict[Precision | None, dict[str, Measurement]], cards: M
 
 def _on_all(
     model: str, by_card: Mapping[str, Measurement], cards: Mapping[str, Card]
-) -> tuple[dict[str, Measurement], dict[str, TimesOrigin]]:  # fmt: skip
+) -> tuple[dict[str, Measurement], dict[str, TimesOrigin]]:
     """The measurements of some cards, at one precision, on all cards."""
     precision = next(iter(by_card.values())).precision or "fp32"
     found, origins = dict[str, Measurement](), dict[str, TimesOrigin]()

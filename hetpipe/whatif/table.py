@@ -225,10 +225,14 @@ def _card(card: str, found: Answer) -> dict[str, Any]:
     origin, sheet = found.origin(card), found.question.cards[card]
     return {
         "precision": found.precisions.get(card),
-        "measured": origin.measured, "from_card": origin.card, "from_model": origin.model, "how": origin.text,
+        "measured": origin.measured,
+        "from_card": origin.card,
+        "from_model": origin.model,
+        "how": origin.text,
         "precisions": {precision or "not said": each.text for precision, each in found.origins[card].items()},
-        "memory_bytes": sheet.memory, "source": sheet.source,
-    }  # fmt: skip
+        "memory_bytes": sheet.memory,
+        "source": sheet.source,
+    }
 
 
 def _row(row: AnswerRow, found: Answer) -> dict[str, Any]:

@@ -36,9 +36,7 @@ class Demand:
     @memoized
     def usable(self, b: int) -> Index:
         """Kinds that were measured at b."""
-        return np.array(
-            [v for v, kind in enumerate(self.types.kinds) if b in self.types.sizes_of(kind)], dtype=np.int64
-        )
+        return np.array([v for v, kind in enumerate(self.types.kinds) if b in self.types.sizes_of(kind)], dtype=np.int64)
 
     @cached_property
     def _least(self) -> Array:
@@ -89,11 +87,21 @@ class Demand:
         wires = m * self._held(b) + (self._held(q) if q else 0.0) if m else self._held(q)
         at = self.types.at[self.usable(b)]
         return PipelineDemand(
-            work=work.sum(axis=0), backward=work[1], again=self.types.costs.again(work[0]), work_more=2 * self.more * actions,
-            once_more=2 * self.more, longest=self._longest(b), hiding=self._hiding(rest if q else full),
-            wire=wires.min(axis=1)[at], sums=self._sums(b, R), b=b, samples=low, frozen=self.types.costs.first_trained,
-            **self._ends(b, first, last), **self._crossing(b, m, q),
-        )  # fmt: skip
+            work=work.sum(axis=0),
+            backward=work[1],
+            again=self.types.costs.again(work[0]),
+            work_more=2 * self.more * actions,
+            once_more=2 * self.more,
+            longest=self._longest(b),
+            hiding=self._hiding(rest if q else full),
+            wire=wires.min(axis=1)[at],
+            sums=self._sums(b, R),
+            b=b,
+            samples=low,
+            frozen=self.types.costs.first_trained,
+            **self._ends(b, first, last),
+            **self._crossing(b, m, q),
+        )
 
     def _hiding(self, last: Array) -> Array:
         """What of the last micro-batch can hide sums: what it runs again, and its backward."""
@@ -108,9 +116,12 @@ class Demand:
         links = self._links(first).sum(axis=0) + np.where(back, self._links(last).sum(axis=0), 0.0)
         at = self.types.at[self.usable(b)]
         return {
-            "once": begin[0] + end[1], "once_again": self.types.costs.again(end[0]), "ahead": begin[0],
-            "hop": links.min(axis=1)[at], "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
-        }  # fmt: skip
+            "once": begin[0] + end[1],
+            "once_again": self.types.costs.again(end[0]),
+            "ahead": begin[0],
+            "hop": links.min(axis=1)[at],
+            "behind": np.concatenate([beyond, np.zeros((2, 1))], axis=1),
+        }
 
     @memoized
     def _links(self, size: int) -> Array:

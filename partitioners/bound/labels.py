@@ -36,9 +36,14 @@ def label_space(L: int) -> LabelSpace:
     """Room for the labels of so many layers."""
     shape = L + 1, PLACES, LABELS
     return LabelSpace(
-        np.zeros(shape), np.zeros(shape), np.zeros((*shape, 4), np.int32), np.zeros(shape[:2], np.int64),
-        np.zeros(shape), np.zeros(shape), np.zeros(shape, np.int32),
-    )  # fmt: skip
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros((*shape, 4), np.int32),
+        np.zeros(shape[:2], np.int64),
+        np.zeros(shape),
+        np.zeros(shape),
+        np.zeros(shape, np.int32),
+    )
 
 
 @inlined

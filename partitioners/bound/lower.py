@@ -163,9 +163,7 @@ class Lower:
 
     def ruled_out(self, part: Part, T: float) -> bool:
         """Whether T is ruled out for these replica counts."""
-        ends = np.unique(
-            np.concatenate([np.geomspace(1, self.batch - part.low + 1, GRID).round(), part.near])
-        ).astype(int)
+        ends = np.unique(np.concatenate([np.geomspace(1, self.batch - part.low + 1, GRID).round(), part.near])).astype(int)
         intervals = list(zip([1, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True))
         prices = part.prices if part.prices is not None else self.first()
         best, columns = 0.0, dict[Column, None]()
@@ -228,9 +226,7 @@ class Lower:
         samples, costs = np.array([(low, cost) for low, (cost, _) in priced.items()]).T
         return least_sum(samples, costs, self.batch, part.low, part.high, part.low <= EXACT)[0] <= enough
 
-    def cheapest(
-        self, part: Part, T: float, prices: Array, low: int, high: int, below: float
-    ) -> tuple[float, Column]:
+    def cheapest(self, part: Part, T: float, prices: Array, low: int, high: int, below: float) -> tuple[float, Column]:
         """The least price of a pipeline of so many samples, and one of that price; infinite where there is none `below` this."""
         each, best, column, one = prices @ self.takes, math.inf, Column((), (), low, high, 0), set[int]()
         for b in self.demand.sizes:
@@ -239,9 +235,16 @@ class Lower:
                 continue
             one |= set(usable.tolist()) if b > high else set()
             found = relaxed.cheapest(
-                self.demand.load(b, low, high, part.low), each[usable], self.demand.memory(b), self.types.optimizer[usable],
-                T * SLACK, min(best, below), self.demand.blocking, self.demand.gpipe, self.space,
-            )  # fmt: skip
+                self.demand.load(b, low, high, part.low),
+                each[usable],
+                self.demand.memory(b),
+                self.types.optimizer[usable],
+                T * SLACK,
+                min(best, below),
+                self.demand.blocking,
+                self.demand.gpipe,
+                self.space,
+            )
             self.left -= found.effort
             if found.price < best:
                 line = usable[found.kinds]
@@ -280,9 +283,7 @@ def halves(low: int, high: int) -> list[tuple[int, int]]:
     return [(low, middle), (middle + 1, high)]
 
 
-def least_sum(
-    samples: Array, costs: Array, batch: int, low: int, high: int, exact: bool
-) -> tuple[float, int, set[int]]:
+def least_sum(samples: Array, costs: Array, batch: int, low: int, high: int, exact: bool) -> tuple[float, int, set[int]]:
     """The least cost of R points (samples, cost) whose samples are the batch or more, for R from `low` to `high`; that R, and
     some of these points. The hull's R · ĉ(B / R), which is not above it, or if `exact` it itself for few."""
     ok = np.nonzero(np.isfinite(costs))[0]

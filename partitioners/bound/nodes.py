@@ -121,9 +121,7 @@ class NodeBound:
         ends, sums = np.concatenate([[0.0], sent, [0.0]]), np.diag(types.summed, 1) / rate
         part = self._held / sum(count * (types.limit[types.types.index(name)] + 1) for name, count in devices.items())
         fits = np.triu(span(part) <= SLACK, 1)
-        return NodeKind(
-            len(nodes), int(number.sum()), ends[:, None] + ends, span(seconds), span(sums), fits, seconds, sums, part
-        )
+        return NodeKind(len(nodes), int(number.sum()), ends[:, None] + ends, span(seconds), span(sums), fits, seconds, sums, part)
 
     @cached_property
     def _held(self) -> Array:

@@ -84,9 +84,16 @@ class RelaxedPipeline(NamedTuple):
 
 
 def cheapest(
-    load: PipelineDemand, price: Array, memory: Memory, optimizer: Array, T: float, below: float, blocking: bool, gpipe: bool,
+    load: PipelineDemand,
+    price: Array,
+    memory: Memory,
+    optimizer: Array,
+    T: float,
+    below: float,
+    blocking: bool,
+    gpipe: bool,
     labels: LabelSpace,
-) -> RelaxedPipeline:  # fmt: skip
+) -> RelaxedPipeline:
     """The least price of a relaxed pipeline, at a price for a stage on each kind [V], if it is `below` this."""
     line = np.zeros(optimizer.shape[1] + 1, dtype=np.int64)
     found, n, effort = _cheapest(load, price, memory, labels, optimizer, T, below, blocking, gpipe, line)
@@ -149,9 +156,18 @@ def _adapter(load: PipelineDemand, v: int, lo: int, hi: int, comes: Both, first:
 
 @compiled
 def _extended(
-    labels: LabelSpace, tried: Tried, p: int, load: PipelineDemand, price: float, below: float, least: Array, ahead: Array,
-    nearest: float, scale: float, blocking: bool,
-) -> None:  # fmt: skip
+    labels: LabelSpace,
+    tried: Tried,
+    p: int,
+    load: PipelineDemand,
+    price: float,
+    below: float,
+    least: Array,
+    ahead: Array,
+    nearest: float,
+    scale: float,
+    blocking: bool,
+) -> None:
     """A stage before all that it can have behind it, p + 1 stages; `nearest` is the hop that their rooms are without."""
     lo, hi, v, free, taken, through, summed, ways = tried
     after, held = summed if lo == 0 else 0.0, load.wire[v, hi]
@@ -206,9 +222,17 @@ def _spans(
 
 @compiled
 def _cheapest(  # noqa: C901
-    load: PipelineDemand, price: Array, memory: Memory, labels: LabelSpace, optimizer: Array, T: float, below: float,
-    blocking: bool, gpipe: bool, line: Index,
-) -> tuple[float, int, int]:  # fmt: skip
+    load: PipelineDemand,
+    price: Array,
+    memory: Memory,
+    labels: LabelSpace,
+    optimizer: Array,
+    T: float,
+    below: float,
+    blocking: bool,
+    gpipe: bool,
+    line: Index,
+) -> tuple[float, int, int]:
     """Find the cheapest pipeline. From the last layer to the first it makes labels of pipelines of all layers from lo on: their
     price, and how long the layers before may take for the first forward and the last backward of a step. The least price, how
     many stages that has, and the effort."""

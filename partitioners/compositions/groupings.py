@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from hetpipe.partitioners.compositions.composition_bounds import (
-    composition_bounds,
-    composition_sizes,
-    compositions,
-    parts_of,
-)
+from hetpipe.partitioners.compositions.composition_bounds import composition_bounds, composition_sizes, compositions, parts_of
 from hetpipe.partitioners.compositions.symmetry import Blocks, Symmetry
 from hetpipe.partitioners.stage_kinds.plan_class import Load, cluster_sizes, load_of
 from hetpipe.partitioners.stage_kinds.space import Array, Counts, Index, Space

@@ -58,9 +58,7 @@ class Symmetry:
     def codes(self, comps: list[Counts]) -> Index:
         """What each composition has of each node, as a number that rises with its counts in their order, [C, nodes]."""
         counts, base = np.array(comps), max(self.space.counts, default=0) + 1
-        return np.stack(
-            [counts[:, kinds] @ base ** np.arange(len(kinds))[::-1].astype(np.int64) for kinds in self.kinds], axis=1
-        )
+        return np.stack([counts[:, kinds] @ base ** np.arange(len(kinds))[::-1].astype(np.int64) for kinds in self.kinds], axis=1)
 
     @memoized
     def turned(self, c: Counts) -> Turned:

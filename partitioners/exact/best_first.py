@@ -63,9 +63,14 @@ class ExactSearch:
     """One search; `run` gives the Solution. It starts from the plans `start`, which must fit the problem."""
 
     def __init__(
-        self, problem: Problem, name: str, *, max_replicas: int | None = None, time_limit_seconds: float = 30.0,
+        self,
+        problem: Problem,
+        name: str,
+        *,
+        max_replicas: int | None = None,
+        time_limit_seconds: float = 30.0,
         start: Sequence[Plan] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.problem, self.name, self.one_pipeline_only = problem, name, max_replicas == 1
         microbatch_sizes(problem)  # says what is missing
         self.space = Space(problem)

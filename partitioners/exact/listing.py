@@ -99,7 +99,7 @@ def _grow(x: Loaded, warmup: Warmup, line: Index, state: Array, place: int) -> f
 @compiled
 def _list(
     x: Loaded, warmup: Warmup, comp: Index, threshold: float, kinds: Index, cuts: Index, recompute: Index, bounds: Array
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Fill in all rows below the threshold, until there is no room: how many there are, and how many stages were tried."""
     K, L, n = len(comp), len(x.returns) - 1, comp.sum()
     radix = np.ones(K, np.int64)

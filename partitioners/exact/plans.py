@@ -32,6 +32,10 @@ def build_plan(space: Space, chosen: list[PricedPipelines], name: str) -> Plan:
         replicas.append(ReplicaPlan(microbatch_sizes=load.sizes, stages=tuple(stages)))
     problem = space.problem
     return Plan(
-        model=problem.profile.model, global_batch=problem.global_batch, schedule="gpipe" if gpipe else "1f1b",
-        partitioner=name, backend=problem.backend, replicas=tuple(replicas),
-    )  # fmt: skip
+        model=problem.profile.model,
+        global_batch=problem.global_batch,
+        schedule="gpipe" if gpipe else "1f1b",
+        partitioner=name,
+        backend=problem.backend,
+        replicas=tuple(replicas),
+    )

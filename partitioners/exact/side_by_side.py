@@ -46,11 +46,17 @@ def summing(space: Space) -> Summing:
         row[list(layers)] = True
     held, tied = (np.cumsum(x, axis=-1) for x in (space.shards, profile.tied_trained_bytes))
     return Summing(
-        np.array([kind.degree for kind in space.kinds], dtype=np.int64), np.pad(held, ((0, 0), (1, 0))),
-        np.pad(tied * 1.0, (1, 0)), space.link_ids, table[:, :, 0].copy(), table[:, :, 1].copy(), members,
+        np.array([kind.degree for kind in space.kinds], dtype=np.int64),
+        np.pad(held, ((0, 0), (1, 0))),
+        np.pad(tied * 1.0, (1, 0)),
+        space.link_ids,
+        table[:, :, 0].copy(),
+        table[:, :, 1].copy(),
+        members,
         np.array([size for _, _, size in profile.ties], dtype=np.float64),
-        np.inf if one_process else float(space.costs.bucket_bytes), one_process,
-    )  # fmt: skip
+        np.inf if one_process else float(space.costs.bucket_bytes),
+        one_process,
+    )
 
 
 def _points(link: Link) -> list[tuple[float, float]]:
@@ -92,11 +98,15 @@ def beside(pools: Sequence[PricedPipelines], same: Sequence[bool], B: int) -> Si
 
     layers = np.arange(pools[0].made.shape[1])
     return Side(
-        np.concatenate([pool.samples for pool in some]), np.concatenate([pool.bound for pool in some]),
-        padded([pool.kinds for pool in some]), padded([pool.ready for pool in some]),
+        np.concatenate([pool.samples for pool in some]),
+        np.concatenate([pool.bound for pool in some]),
+        padded([pool.kinds for pool in some]),
+        padded([pool.ready for pool in some]),
         np.concatenate([(pool.cuts[:, 1:-1, None] <= layers).sum(axis=1) for pool in some]),
-        np.concatenate([pool.made for pool in some]), np.stack(first), np.array(same),
-    )  # fmt: skip
+        np.concatenate([pool.made for pool in some]),
+        np.stack(first),
+        np.array(same),
+    )
 
 
 @compiled

@@ -110,8 +110,10 @@ class Obstacle:
             least = self._least_price(free)
             change = f"raise --max-price-per-hour, {change}"
             if least > most:
-                change = (f"the cheapest devices that were found to hold the model cost {least} per hour: raise "
-                          f"--max-price-per-hour to {least}")  # fmt: skip
+                change = (
+                    f"the cheapest devices that were found to hold the model cost {least} per hour: raise "
+                    f"--max-price-per-hour to {least}"
+                )
         return PartitionError(f"no plan has {' and '.join(wanted)}, though the model fits the cluster; {change}")
 
     def _least_price(self, free: list[Packed]) -> float:
@@ -134,9 +136,13 @@ class Obstacle:
             alone = packer.peak(v, 1, 1, 1)[layer, layer + 1] == short + limit
             needs = "alone needs" if alone else "needs at least"
             return (
-                f"layer {layer} ({layers[layer].name!r}) {needs} {in_bytes(short + limit)} on a {kind.type!r}{split}, which "
-                f"has {in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
-            ), round(short), round(short + limit)
+                (
+                    f"layer {layer} ({layers[layer].name!r}) {needs} {in_bytes(short + limit)} on a {kind.type!r}{split}, which "
+                    f"has {in_bytes(limit)}{problem.without_reserve}: {in_bytes(short)} are missing"
+                ),
+                round(short),
+                round(short + limit),
+            )
         found, text = packer.longest(-(-problem.global_batch // len(packing)) if packing else 1), ""
         devices = sum(count * kind.degree for count, kind in zip(found.take, packer.kinds, strict=True))
         if packing:
@@ -182,8 +188,12 @@ class Obstacle:
     def _ample(self, name: str) -> int:
         """So many bytes more that one device of the type holds everything."""
         packer, batch = self.packer, self.problem.global_batch
-        whole = [packer.peak(v, batch, batch if packer.gpipe else min(b, batch), min(b, batch))[0, -1]
-                 for b, kinds in packer.sizes for v in kinds if packer.kinds[v].type == name]  # fmt: skip
+        whole = [
+            packer.peak(v, batch, batch if packer.gpipe else min(b, batch), min(b, batch))[0, -1]
+            for b, kinds in packer.sizes
+            for v in kinds
+            if packer.kinds[v].type == name
+        ]
         return int(max(whole, default=0.0) / (1 - self.problem.memory_reserve)) + 1
 
     def _changes(self, samples: int, more: tuple[int, str] | None) -> Iterator[str]:

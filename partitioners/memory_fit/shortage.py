@@ -23,8 +23,7 @@ def nothing_fits(desk: Desk, candidates: Sequence[Candidate], rule: Rule, *, by_
     """The error, which says where the least is missing."""
     problem, types = desk.problem, desk.appraiser.types
     short = [
-        sorted(Shortage(missing, types[kind]) for kind, missing in desk.missing(candidate).items())
-        for candidate in candidates
+        sorted(Shortage(missing, types[kind]) for kind, missing in desk.missing(candidate).items()) for candidate in candidates
     ]
     i = min(range(len(short)), key=lambda i: (short[i][-1], candidates[i].place))
     worst = short[i][-1]
@@ -80,18 +79,13 @@ def _least_memory(problem: Problem, shortage: Shortage) -> int:
     """Bytes more in a device of the type, of which the reserve takes its part, that end the shortage."""
     memory, usable = problem.cluster.device_types[shortage.type].memory, 1 - problem.memory_reserve
     needed = round(memory * usable + shortage.missing)  # the peak of the stage
-    return first_enough(
-        lambda more: (memory + more) * usable >= needed, 0, math.ceil(shortage.missing / usable) + 1
-    )
+    return first_enough(lambda more: (memory + more) * usable >= needed, 0, math.ceil(shortage.missing / usable) + 1)
 
 
 def with_more_memory(problem: Problem, more: Mapping[str, int]) -> Problem:
     """The problem with so many bytes more on each device of some types."""
     types = problem.cluster.device_types
-    richer = {
-        kind: types[kind].model_copy(update={"memory": types[kind].memory + part})
-        for kind, part in more.items()
-    }
+    richer = {kind: types[kind].model_copy(update={"memory": types[kind].memory + part}) for kind, part in more.items()}
     return replace(problem, cluster=problem.cluster.model_copy(update={"device_types": {**types, **richer}}))
 
 

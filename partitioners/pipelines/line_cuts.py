@@ -84,9 +84,17 @@ def _again(forward: Array, lo: int, hi: int, frozen: int) -> float:
 
 @compiled
 def _within(
-    T: float, line: Index, loaded: Loaded, waits: Waits, fixed: Fixed, lean: float, windows: Index, samples: int, ends: Index,
+    T: float,
+    line: Index,
+    loaded: Loaded,
+    waits: Waits,
+    fixed: Fixed,
+    lean: float,
+    windows: Index,
+    samples: int,
+    ends: Index,
     recompute: Index,
-) -> float:  # fmt: skip
+) -> float:
     """When the last stage of the cuts that are found ends, -1 where there are none."""
     forward, backward, largest, sums = loaded.forward[0], loaded.backward[0], loaded.b, waits.sums
     n, L, rounds = len(line), forward.shape[1] - 1, samples / largest
@@ -114,9 +122,17 @@ def _within(
 
 @compiled
 def _cut(
-    T: float, line: Index, loaded: Loaded, waits: Waits, fixed: Fixed, lean: float, windows: Index, samples: int, best: Index,
+    T: float,
+    line: Index,
+    loaded: Loaded,
+    waits: Waits,
+    fixed: Fixed,
+    lean: float,
+    windows: Index,
+    samples: int,
+    best: Index,
     found: Index,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether there are cuts with which each stage ends within T; into `best` the ends of the stages, of which the last to end is
     early, and into `found` which recompute. The time that is allowed is bisected; within it each stage in turn takes as many
     layers as it can."""
@@ -142,8 +158,9 @@ def _cut(
 
 
 @inlined
-def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array,
-          early: bool, frozen: int) -> float:  # fmt: skip
+def _late(
+    first: int, v: int, lo: int, hi: int, again: int, forward: Array, backward: Array, sums: Array, early: bool, frozen: int
+) -> float:
     """The seconds that the sums from layer `first` on take after the last backward, in which the sums of the layers that are done
     may begin if they are `early`."""
     late = 0.0 if early else float(sums[v, first, hi])
@@ -155,8 +172,15 @@ def _late(first: int, v: int, lo: int, hi: int, again: int, forward: Array, back
 
 @compiled
 def durations(
-    line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, loaded: Loaded, more: float,
-    blocking: bool, frozen: int,
+    line: Index,
+    inside: NDArray[np.bool_],
+    ends: Index,
+    recompute: Index,
+    forwards: int,
+    loaded: Loaded,
+    more: float,
+    blocking: bool,
+    frozen: int,
 ) -> tuple[Array, Array, Array, Array, Index, Index, int]:
     """The arguments that `about` wants for a pipeline, of which so many first layers need no backward."""
     n, m, forward, backward = len(line), loaded.m, loaded.forward, loaded.backward
@@ -189,7 +213,13 @@ def durations(
 
 @compiled
 def ended(
-    line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forwards: int, loaded: Loaded, waits: Waits,
+    line: Index,
+    inside: NDArray[np.bool_],
+    ends: Index,
+    recompute: Index,
+    forwards: int,
+    loaded: Loaded,
+    waits: Waits,
     fixed: Fixed,
 ) -> float:
     """Seconds until the gradient sums of a pipeline have ended, which begin in the last backward if `early`, and of its longest
@@ -211,8 +241,18 @@ def ended(
 
 
 @compiled
-def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index, forward: Array, backward: Array,
-           occupied: Array, m: int, more: float, frozen: int) -> tuple[float, float]:  # fmt: skip
+def _ideal(
+    line: Index,
+    inside: NDArray[np.bool_],
+    ends: Index,
+    recompute: Index,
+    forward: Array,
+    backward: Array,
+    occupied: Array,
+    m: int,
+    more: float,
+    frozen: int,
+) -> tuple[float, float]:
     """About the least that m micro-batches take, and the longest stage or transfer."""
     before = ideal = period = 0.0
     for s in range(len(line)):
@@ -227,7 +267,13 @@ def _ideal(line: Index, inside: NDArray[np.bool_], ends: Index, recompute: Index
 
 @compiled
 def best_line(
-    lines: Index, insides: NDArray[np.bool_], loaded: Loaded, samples: int, families: Index, waits: Waits, fixed: Fixed,
+    lines: Index,
+    insides: NDArray[np.bool_],
+    loaded: Loaded,
+    samples: int,
+    families: Index,
+    waits: Waits,
+    fixed: Fixed,
     below: float,
 ) -> tuple[int, int, float, float, Index, Index]:
     """The number of the best line, −1 if there is none; its family; when it ends; its longest stage; its ends; which

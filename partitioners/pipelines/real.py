@@ -75,9 +75,15 @@ class Reals:
         self.limits = np.array([types.limit[kind.at] for kind in types.kinds])
         self.tables = np.stack([types.memory(v) for v in range(types.V)])
         self.fixed = Fixed(
-            self.tables, self.limits, types.optimizer, self.more, self.blocking, self.problem.allow_recompute,
-            self.problem.sums_early, types.costs.first_trained,
-        )  # fmt: skip
+            self.tables,
+            self.limits,
+            types.optimizer,
+            self.more,
+            self.blocking,
+            self.problem.allow_recompute,
+            self.problem.sums_early,
+            types.costs.first_trained,
+        )
 
     @memoized
     def best(self, take: tuple[int, ...], samples: int, b: int, R: int, common: tuple[int, ...] = ()) -> Pipeline | None:
@@ -122,9 +128,15 @@ class Reals:
         return self._of(np.array([line]), self._inside(line)[None], samples, b, R, common) if len(common) < len(line) else None
 
     def _of(
-        self, lines: Index, insides: NDArray[np.bool_], samples: int, b: int, R: int, common: tuple[int, ...],
+        self,
+        lines: Index,
+        insides: NDArray[np.bool_],
+        samples: int,
+        b: int,
+        R: int,
+        common: tuple[int, ...],
         below: float = math.inf,
-    ) -> Pipeline | None:  # fmt: skip
+    ) -> Pipeline | None:
         loaded, waits = self.loaded(b, samples), Waits(self.types.sums(R), *self.blocks(common))
         which, forwards, seconds, period, ends, flags = best_line(
             lines, insides, loaded, samples, self.forwards, waits, self.fixed, below
@@ -145,9 +157,7 @@ class Reals:
         stage's sums, and those of all layers below it, down to a cut that all replicas have."""
         line, ends, flags = np.array(p.stages), np.array(p.ends), np.array(p.recompute, dtype=np.int64)
         waits = Waits(self.types.sums(R), *self.blocks(p.common))
-        found: float = ended(
-            line, self._inside(p.stages), ends, flags, p.forwards, self.loaded(p.b, samples), waits, self.fixed
-        )
+        found: float = ended(line, self._inside(p.stages), ends, flags, p.forwards, self.loaded(p.b, samples), waits, self.fixed)
         return found
 
     def _orders(self, take: tuple[int, ...], b: int, samples: int) -> tuple[Index, NDArray[np.bool_]]:
@@ -159,8 +169,19 @@ class Reals:
         forward, backward, b = loaded.forward[0], loaded.backward[0], loaded.b
         windows = np.array([min(depth(int(self.forwards[0]), place + 1, loaded.m) * b, samples) for place in range(sum(take))])
         least = 1 / sum(count / (forward[v, -1] + backward[v, -1]) for v, count in enumerate(take) if count)
-        line = best_order(np.array(take), forward, backward, windows, samples, b, self.problem.allow_recompute, self.tables,
-                          self.limits, least, WORST * least)  # fmt: skip
+        line = best_order(
+            np.array(take),
+            forward,
+            backward,
+            windows,
+            samples,
+            b,
+            self.problem.allow_recompute,
+            self.tables,
+            self.limits,
+            least,
+            WORST * least,
+        )
         if line[0] < 0 or (lines == line).all(axis=1).any():
             return lines, insides
         return np.vstack([lines, line]), np.vstack([insides, self._inside(tuple(line.tolist()))])

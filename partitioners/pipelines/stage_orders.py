@@ -38,8 +38,20 @@ def fit(v: int, lo: int, hi: int, window: int, samples: int, largest: int, again
 
 
 @compiled
-def _reach(T: float, take: Index, forward: Array, backward: Array, windows: Index, samples: int, largest: int, again: bool,
-           tables: Array, limits: Array, least: Index, first: Index) -> bool:  # fmt: skip
+def _reach(
+    T: float,
+    take: Index,
+    forward: Array,
+    backward: Array,
+    windows: Index,
+    samples: int,
+    largest: int,
+    again: bool,
+    tables: Array,
+    limits: Array,
+    least: Index,
+    first: Index,
+) -> bool:
     """Whether all layers can be on stages that each take no more than T for a full micro-batch. Of the last stages, by how many
     of each kind they are (a number in mixed radix), the least layer that they can begin with, −1 where they cannot be; and the
     kind that begins them. To begin with a lesser layer is never worse for those before."""
@@ -74,8 +86,19 @@ def _reach(T: float, take: Index, forward: Array, backward: Array, windows: Inde
 
 
 @compiled
-def best_order(take: Index, forward: Array, backward: Array, windows: Index, samples: int, largest: int, again: bool,
-               tables: Array, limits: Array, low: float, high: float) -> Index:  # fmt: skip
+def best_order(
+    take: Index,
+    forward: Array,
+    backward: Array,
+    windows: Index,
+    samples: int,
+    largest: int,
+    again: bool,
+    tables: Array,
+    limits: Array,
+    low: float,
+    high: float,
+) -> Index:
     """The kind of each stage, of so many of each, where the longest takes between `low` and `high` for a full micro-batch; −1
     where it takes more, or nothing fits. `windows` are the samples in flight of the last stage, the one before it, and so on."""
     V, states = len(take), 1

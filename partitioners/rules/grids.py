@@ -84,11 +84,7 @@ def runs(desk: Desk, rows: Index) -> bool:
 
 
 def grid_drafts(
-    desk: Desk,
-    name: str,
-    rows: Index,
-    cut: Callable[[Sequence[str], int], Ends],
-    usual: ScheduleName = "1f1b",
+    desk: Desk, name: str, rows: Index, cut: Callable[[Sequence[str], int], Ends], usual: ScheduleName = "1f1b"
 ) -> Iterator[Draft]:
     """Drafts of a grid with an equal share of the batch per replica (they differ by one sample where it does not
     divide): every micro-batch size b measured on all types, `cut(types, b)` by the types of a row, recompute nowhere or

@@ -50,12 +50,7 @@ class Cheapest:
     """One search; `run` gives the Solution. `planner` finds the fastest plan of a subset. It starts from the plans `start`, which
     must keep the limits of the problem."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        planner: Callable[[Problem], Solution],
-        start: Sequence[Plan] = (),
-    ) -> None:
+    def __init__(self, problem: Problem, planner: Callable[[Problem], Solution], start: Sequence[Plan] = ()) -> None:
         assert problem.deadline_seconds_per_step is not None
         self.problem, self.planner, self.deadline = problem, planner, problem.deadline_seconds_per_step
         self.limit = Limit.of(problem)

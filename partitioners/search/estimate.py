@@ -67,9 +67,16 @@ class Estimates:
         between, inside = types.between, [link for links in types.inside.values() for link in links]
         self.rings = np.array([self._ring(between), self._ring(inside)])
         self.network = Network(
-            self.capacity, self.output, types.summed[0], self.rings, types.optimizer, reals.more, reals.blocking,
-            types.problem.sums_early, types.costs.first_trained,
-        )  # fmt: skip
+            self.capacity,
+            self.output,
+            types.summed[0],
+            self.rings,
+            types.optimizer,
+            reals.more,
+            reals.blocking,
+            types.problem.sums_early,
+            types.costs.first_trained,
+        )
 
     def _ring(self, links: Sequence[object]) -> tuple[float, float]:
         """Latency and seconds a byte of the slowest link."""
@@ -89,9 +96,17 @@ class Estimates:
             lines[i, : stages[i]], ends[i, : stages[i] + 1], flags[i, : stages[i]] = p.stages, p.ends, p.recompute
         forward, backward, occupied, latency = (np.stack([x[at] for x in loads]) for at in range(4))
         built = Built(
-            stages, np.array([p.forwards for p, _ in mix]), lines, ends, flags, np.array([[x.b, x.m, x.q] for x in loads]),
-            forward, backward, occupied, latency,
-        )  # fmt: skip
+            stages,
+            np.array([p.forwards for p, _ in mix]),
+            lines,
+            ends,
+            flags,
+            np.array([[x.b, x.m, x.q] for x in loads]),
+            forward,
+            backward,
+            occupied,
+            latency,
+        )
         found: float = _seconds(which, nodes, built, self.network)
         return found
 
@@ -108,9 +123,8 @@ def ready() -> None:
 
 @compiled
 def _adapters(
-    which: Index, nodes: Index, stages: Index, ends: Index, capacity: Array, output: Array, samples: Index,
-    frozen: int,
-) -> tuple[Array, Array]:  # fmt: skip
+    which: Index, nodes: Index, stages: Index, ends: Index, capacity: Array, output: Array, samples: Index, frozen: int
+) -> tuple[Array, Array]:
     """For how many seconds of a step each adapter carries activations or their gradients, one way [nodes]; and, of each boundary,
     the busier one of its two nodes, −1 where it is inside of one [R, n − 1]."""
     R, n, count = len(which), nodes.shape[1], capacity.shape[1]
@@ -134,7 +148,7 @@ def _adapters(
 @compiled
 def _summed(  # noqa: C901
     which: Index, nodes: Index, stages: Index, ends: Index, made: Array, capacity: Array, summed: Array, rings: Array
-) -> float:  # fmt: skip
+) -> float:
     """When the last gradient sum ends. `made` when each replica has the gradients of each layer [R, L]; a sum of several layers
     goes on as they are made."""
     R, L, count = len(which), len(summed) - 1, capacity.shape[1]
@@ -219,10 +233,16 @@ def _seconds(which: Index, nodes: Index, built: Built, network: Network) -> floa
             continue
         inside = crossed[r, : max(0, n - 1)] < 0
         f, g, held, late, which_size, depths, frozen = durations(
-            lines[i, :n], inside, ends[i], flags[i], built.forwards[i],
-            Loaded(forward[i], backward[i], built.occupied[i], built.latency[i], loads[i, 0], loads[i, 1], loads[i, 2]), more,
-            blocking, network.frozen,
-        )  # fmt: skip
+            lines[i, :n],
+            inside,
+            ends[i],
+            flags[i],
+            built.forwards[i],
+            Loaded(forward[i], backward[i], built.occupied[i], built.latency[i], loads[i, 0], loads[i, 1], loads[i, 2]),
+            more,
+            blocking,
+            network.frozen,
+        )
         if not blocking:
             _share(held, late, crossed[r], samples[i], loads[i], loads[i, 1] * (f[:, 0] + g[:, 0]).max())
         done = about(f, g, held, late, which_size, depths, frozen)

@@ -75,8 +75,13 @@ class Places:
                 runs.append((-kind.degree, -len(stages), kind.at, np.repeat(replicas[i : i + room], n), stages))
         runs.sort(key=lambda run: run[:2])
         starts = np.cumsum([0, *(-run[1] for run in runs)])
-        return (starts, np.array([run[2] for run in runs]), np.array([-run[0] for run in runs]),
-                np.concatenate([run[3] for run in runs]), np.concatenate([run[4] for run in runs]))  # fmt: skip
+        return (
+            starts,
+            np.array([run[2] for run in runs]),
+            np.array([-run[0] for run in runs]),
+            np.concatenate([run[3] for run in runs]),
+            np.concatenate([run[4] for run in runs]),
+        )
 
 
 @once
@@ -87,8 +92,18 @@ def ready() -> None:
 
 
 @compiled
-def put(starts: Index, kinds: Index, degrees: Index, replicas: Index, stages: Index, first: Index, count: Index, type_of: Index,
-         in_order: bool, rows: Index) -> bool:  # fmt: skip
+def put(
+    starts: Index,
+    kinds: Index,
+    degrees: Index,
+    replicas: Index,
+    stages: Index,
+    first: Index,
+    count: Index,
+    type_of: Index,
+    in_order: bool,
+    rows: Index,
+) -> bool:
     """Put each run of stages of one type on the node that has the least room for it, or parts of it on those that have most; or
     (`in_order`) on the first that has room. Blocks are devices of one type on one node: from the `first` on, `count` of them are
     free."""

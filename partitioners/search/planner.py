@@ -37,9 +37,7 @@ class Planner:
     """The search of one problem: a plan, if one is found, and a bound. The search of plans ends when it is `late`. `prove` raises
     the bound after that, `until` this says so: it needs the best step, which says where the bound is worth raising."""
 
-    def __init__(
-        self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None) -> None:
         self.problem, self.late, self.until = problem, late or problem.stopped, until or problem.stopped
         self.effort = EFFORTS[problem.effort]
         self.desk = Desk(problem, self.late)
@@ -190,11 +188,13 @@ class Planner:
         first those that use about all devices."""
         there, each = self.types.limits[1], list[list[tuple[int, int]]]()
         for at in range(self.types.K):
-            options = [(v, round_(there[v] / R)) for v, kind in enumerate(self.types.kinds) if kind.at == at
-                       for round_ in (math.floor, math.ceil)]  # fmt: skip
-            each.append(
-                list(dict.fromkeys([(0, 0), *((v, count) for v, count in options if 0 < count <= there[v])]))
-            )
+            options = [
+                (v, round_(there[v] / R))
+                for v, kind in enumerate(self.types.kinds)
+                if kind.at == at
+                for round_ in (math.floor, math.ceil)
+            ]
+            each.append(list(dict.fromkeys([(0, 0), *((v, count) for v, count in options if 0 < count <= there[v])])))
         found = dict[tuple[int, ...], int]()
         for choice in islice(product(*each), 50 * self.effort.even):
             take = np.zeros(self.types.V, dtype=np.int64)

@@ -28,10 +28,7 @@ class Limit:
     so that the load of the machine does not decide what is found. Where somebody `stopped` it, it is over."""
 
     def __init__(
-        self,
-        seconds: float = math.inf,
-        done: Callable[[], float] | None = None,
-        stopped: Callable[[], bool] = never,
+        self, seconds: float = math.inf, done: Callable[[], float] | None = None, stopped: Callable[[], bool] = never
     ) -> None:
         self.seconds, self.done, self.stopped = seconds, done, stopped
         self.began = self._now()

@@ -23,11 +23,13 @@ def memory_tables(costs: Costs, L: int, kind: str, degree: int) -> Array:
     infinite where there is no layer."""
     tables = np.full((6, L + 1, L + 1), np.inf)
     for lo, hi in combinations(range(L + 1), 2):
-        plain, less = (
-            costs.stage_memory(kind, lo, hi, samples=1, recompute=again, degree=degree) for again in (False, True)
-        )
+        plain, less = (costs.stage_memory(kind, lo, hi, samples=1, recompute=again, degree=degree) for again in (False, True))
         tables[:, lo, hi] = (
-            plain.static, plain.boundary, plain.held_per_sample, plain.transient_per_sample,
-            less.held_per_sample, less.transient_per_sample,
-        )  # fmt: skip
+            plain.static,
+            plain.boundary,
+            plain.held_per_sample,
+            plain.transient_per_sample,
+            less.held_per_sample,
+            less.transient_per_sample,
+        )
     return tables

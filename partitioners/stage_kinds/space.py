@@ -107,10 +107,19 @@ class Space:
         """What stages and transfers of this load take."""
         overhead = self.problem.cluster.runtime_overhead
         return Loaded(
-            load.b, load.m, load.samples, self._times(load.b, load.last), *self._fixed, self.at,
-            *self._sent(load.b, load.last), self.returns, overhead.action_seconds, self.problem.allow_recompute,
-            not overhead.overlap_transfers, self.problem.sums_early,
-        )  # fmt: skip
+            load.b,
+            load.m,
+            load.samples,
+            self._times(load.b, load.last),
+            *self._fixed,
+            self.at,
+            *self._sent(load.b, load.last),
+            self.returns,
+            overhead.action_seconds,
+            self.problem.allow_recompute,
+            not overhead.overlap_transfers,
+            self.problem.sums_early,
+        )
 
     @cached_property
     def _fixed(self) -> tuple[Array, Array, Array]:

@@ -16,7 +16,7 @@ from hetpipe.partitioners.stage_kinds.wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 from hetpipe.spec.cluster import Link
-from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.measurement import Measurement
 
 Array = NDArray[np.float64]
 
@@ -61,15 +61,8 @@ class Types:
         fit into its nodes; and money, if there is a limit."""
         takes, there = list[list[float]](), list[float]()
         for kind in self.kinds:
-            takes.append(
-                [
-                    x.degree // kind.degree if x.at == kind.at and x.degree >= kind.degree else 0
-                    for x in self.kinds
-                ]
-            )
-            there.append(
-                float(sum(node.devices.get(kind.type, 0) // kind.degree for node in self.cluster.nodes))
-            )
+            takes.append([x.degree // kind.degree if x.at == kind.at and x.degree >= kind.degree else 0 for x in self.kinds])
+            there.append(float(sum(node.devices.get(kind.type, 0) // kind.degree for node in self.cluster.nodes)))
         if self.problem.max_price_per_hour is not None:
             takes.append([self.prices[kind.at] * kind.degree for kind in self.kinds])
             there.append(self.problem.max_price_per_hour * (1 + 1e-12))
@@ -118,9 +111,7 @@ class Types:
 
     @cached_property
     def _names(self) -> list[set[str]]:
-        return [
-            {node.name for node in self.cluster.nodes if node.devices.get(name, 0)} for name in self.types
-        ]
+        return [{node.name for node in self.cluster.nodes if node.devices.get(name, 0)} for name in self.types]
 
     @cached_property
     def between(self) -> list[Link]:
@@ -128,9 +119,7 @@ class Types:
         if len(self.cluster.nodes) < 2:
             return []
         found = [] if self.cluster.link is None else [self.cluster.link]
-        found += [
-            Link(**x.model_dump(exclude={"between"})) for x in self.cluster.links if len(set(x.between)) > 1
-        ]
+        found += [Link(**x.model_dump(exclude={"between"})) for x in self.cluster.links if len(set(x.between)) > 1]
         if not found:
             self.cluster.link_between(*(node.name for node in self.cluster.nodes[:2]))  # says what is missing
         return list(dict.fromkeys(found))
@@ -220,10 +209,7 @@ class Types:
     def nodes(self) -> list[int]:
         """For each type, the most devices of any node that has it."""
         every = self.cluster.nodes
-        return [
-            max(sum(node.devices.values()) for node in every if node.devices.get(name, 0))
-            for name in self.types
-        ]
+        return [max(sum(node.devices.values()) for node in every if node.devices.get(name, 0)) for name in self.types]
 
     @cached_property
     def lone_rates(self) -> Array:
@@ -260,4 +246,3 @@ class Types:
         parts = min(self.kinds[a].degree, self.kinds[b].degree)
         each = [np.append(self._occupied(link, size)[parts - 1], link.seconds(0)) for link in links]
         return min(each, key=lambda x: float(x.sum()), default=np.full(self.L + 2, np.inf))
-

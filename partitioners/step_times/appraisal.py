@@ -115,9 +115,7 @@ class Appraiser:
         return self._peak(kind, *part, work.samples, samples_in_flight(work.runs, depth), work.runs[0][0], recompute, degree)
 
     @memoized
-    def _peak(
-        self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool, degree: int
-    ) -> int:
+    def _peak(self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool, degree: int) -> int:
         memory = self.costs.stage_memory(self.types[kind], lo, hi, samples=samples, recompute=recompute, degree=degree)
         return memory.peak_of(window, largest)
 

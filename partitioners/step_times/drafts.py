@@ -87,17 +87,12 @@ class Work(_Work):
     def replica(self, row: Sequence[int], ids: Sequence[str]) -> ReplicaPlan:
         """The pipeline on a row of devices, which are called so."""
         default = default_depths("1f1b", len(self.stages), self.m)
-        depths = [
-            None if own == depth else own for own, depth in zip(self.depths or default, default, strict=True)
-        ]
+        depths = [None if own == depth else own for own, depth in zip(self.depths or default, default, strict=True)]
         return ReplicaPlan.model_construct(
             microbatch_sizes=tuple(chain.from_iterable(repeat(size, count) for size, count in self.runs)),
             stages=tuple(
                 StagePlan.model_construct(
-                    layers=part,
-                    devices=tuple(ids[row[s] : row[s] + degree]),
-                    recompute=recompute,
-                    warmup=depth,
+                    layers=part, devices=tuple(ids[row[s] : row[s] + degree]), recompute=recompute, warmup=depth
                 )
                 for s, part, degree, recompute, depth in zip(
                     self.used, self.stages, self.groups, self.recomputes, depths, strict=True
@@ -118,10 +113,7 @@ class Draft(NamedTuple):
     def plan(self, problem: Problem) -> Plan:
         """The plan that this is a draft of."""
         ids = [device.id for device in problem.cluster.devices]
-        replicas = tuple(
-            self.works[i].replica(row, ids)
-            for row, i in zip(self.rows.tolist(), self.which.tolist(), strict=True)
-        )
+        replicas = tuple(self.works[i].replica(row, ids) for row, i in zip(self.rows.tolist(), self.which.tolist(), strict=True))
         return Plan(
             model=problem.profile.model,
             global_batch=problem.global_batch,

@@ -124,12 +124,8 @@ class Steps:
             pieces, each = lcm(*groups), list[tuple[Index, set[Owner]]]()
             for piece in range(pieces):
                 shards = [piece * degree // pieces for degree in groups]
-                devices = np.concatenate(
-                    [found[i].devices[:, s] + shard for (i, s), shard in zip(holders, shards, strict=True)]
-                )
-                owners = {
-                    (i, s, shard) if alone else (i, 0, 0) for (i, s), shard in zip(holders, shards, strict=True)
-                }
+                devices = np.concatenate([found[i].devices[:, s] + shard for (i, s), shard in zip(holders, shards, strict=True)])
+                owners = {(i, s, shard) if alone else (i, 0, 0) for (i, s), shard in zip(holders, shards, strict=True)}
                 if len(devices) > 1:
                     each.append((devices, owners))
             for size, lowest in buckets:
@@ -161,9 +157,7 @@ class Steps:
             rings[id(devices)] = SumTraffic(devices, [*before.sizes, size], min(made - begin, before.made))
         return begin + self.traffic.least(lanes, rings.values())
 
-    def _segments(
-        self, found: list[AlikePipelines]
-    ) -> list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]:
+    def _segments(self, found: list[AlikePipelines]) -> list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]:
         """Holders (kind of pipeline, stage), and of what they sum at once the bytes of each piece and down to which layer of each
         holder backward has to come, in the order of `sums.sync_segments`."""
         segments = list[tuple[list[tuple[int, int]], list[tuple[float, Sequence[int]]]]]()

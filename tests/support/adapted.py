@@ -11,8 +11,16 @@ from hetpipe.layers.model import evaluating
 from hetpipe.models import causal_lm
 from tests.support.zoo import LENGTH, WORDS
 
-SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-                         "num_key_value_heads": 2, "head_dim": 8, "vocab_size": WORDS, "max_position_embeddings": 32}  # fmt: skip
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 32,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "DoRA": {"use_dora": True},

@@ -47,8 +47,23 @@ THINKING = (  # leaves out what was thought before the last answer
     "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-           "<start_of_turn>", "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"]  # fmt: skip
+SPECIAL = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<|endoftext|>",
+]
 WORDS = (
     "the quick brown fox jumps over the lazy dog and what does it see there: a river, a hill and 12 ducks. user assistant system "
     "model [INST] [/INST] Hello! How are you? I am well, thank you.\n\nYes. No. Übermut 🦆"
@@ -56,9 +71,13 @@ WORDS = (
 
 
 def tokenizer(
-    folder: Path, template: str | None = CHATML, special: Sequence[str | AddedToken] = SPECIAL, plain: Sequence[str] = (),
-    adds_bos: bool = False, **options: Any
-) -> str:  # fmt: skip
+    folder: Path,
+    template: str | None = CHATML,
+    special: Sequence[str | AddedToken] = SPECIAL,
+    plain: Sequence[str] = (),
+    adds_bos: bool = False,
+    **options: Any,
+) -> str:
     """A byte-level tokenizer in a folder, by its path. `special` tokens are added, and `plain` ones that are not special;
     `adds_bos` puts bos_token before a text."""
     options = {"bos_token": "<s>", "eos_token": "</s>", **options}

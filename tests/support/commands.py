@@ -65,10 +65,7 @@ def processes(mark: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            content, state = (
-                (folder / "environ").read_bytes(),
-                (folder / "stat").read_text().rsplit(")", 1)[1].split()[0],
-            )
+            content, state = ((folder / "environ").read_bytes(), (folder / "stat").read_text().rsplit(")", 1)[1].split()[0])
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in content.split(b"\0") and state != "Z":
@@ -102,14 +99,10 @@ def start(
 
 def _start(arguments: Sequence[str], folder: Path, name: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     with (folder / f"{name}.out").open("wb") as out, (folder / f"{name}.err").open("wb") as err:
-        return subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env=variables, stdout=out, stderr=err
-        )
+        return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=variables, stdout=out, stderr=err)
 
 
-def finish(
-    process: subprocess.Popen[bytes], folder: Path, mark: str, name: str = "command", timeout: float = 180
-) -> Ended:
+def finish(process: subprocess.Popen[bytes], folder: Path, mark: str, name: str = "command", timeout: float = 180) -> Ended:
     """Wait for the end, and up to 10 s more for its children's."""
     began = time.monotonic()
     try:

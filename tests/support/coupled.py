@@ -250,6 +250,8 @@ class Checkpointed(nn.Module):
 
 
 COUPLES, KEEPS, ADDS = "couples the samples of a batch", "keeps state", "adds a gradient of its own in backward"
+
+
 class Decoder(nn.Module):
     """Goes back by the weights of another module, which it may not register."""
 
@@ -278,8 +280,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Sequential], Tensors, str]] = {
     "load balance": (lambda: nn.Sequential(nn.Linear(D, D), Of(load_balance), First()), ROWS, COUPLES),
     "gradient of the batch's norm": (lambda: between(Of(_Normalised.apply)), ROWS, "its gradients differ by"),
     "a capacity": (lambda: between(Experts(1.0)), WORDS, COUPLES),
-    "attention over samples": (lambda: nn.Sequential(Self(batch_first=False)), WORDS,
-                               "Its MultiheadAttention 'attention' takes dimension 0 for time, not for samples: give it"),
+    "attention over samples": (
+        lambda: nn.Sequential(Self(batch_first=False)),
+        WORDS,
+        "Its MultiheadAttention 'attention' takes dimension 0 for time, not for samples: give it",
+    ),
     "LSTM over samples": (lambda: nn.Sequential(Output(nn.LSTM(D, D))), WORDS, "Its LSTM 'rnn' takes dimension 0 for time"),
     "auxiliary loss in backward": (lambda: between(Of(inject)), ROWS, f"layer '1' (Of) {ADDS} (that of 'input 0' is not zero"),
     "a hook that adds": (hooked, ROWS, f"{ADDS} (that of 'weight' is not zero"),
@@ -293,12 +298,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Sequential], Tensors, str]] = {
     "a mean in a buffer": (lambda: between(Keeping("buffer")), ROWS, f"{KEEPS}: 'mean' changes in its forward"),
     "a mean in another buffer": (lambda: between(Keeping("other")), ROWS, f"{KEEPS}: 'mean' changes in its forward"),
     "a mean in an attribute": (lambda: between(Keeping("attribute")), ROWS, KEEPS),
-    "a mean in an attribute that evaluation reads": (lambda: between(Evaluated(in_place=False)), ROWS,
-                                                     f"{KEEPS}: the tensor in its attribute 'mean' changes in its forward, and"),
-    "a mean in an attribute, in place": (lambda: between(nn.Sequential(Evaluated(in_place=True))), ROWS,
-                                         f"{KEEPS}: the tensor in its attribute '0.mean' changes in its forward, and depends on"),
+    "a mean in an attribute that evaluation reads": (
+        lambda: between(Evaluated(in_place=False)),
+        ROWS,
+        f"{KEEPS}: the tensor in its attribute 'mean' changes in its forward, and",
+    ),
+    "a mean in an attribute, in place": (
+        lambda: between(nn.Sequential(Evaluated(in_place=True))),
+        ROWS,
+        f"{KEEPS}: the tensor in its attribute '0.mean' changes in its forward, and depends on",
+    ),
     "spectral_norm": (lambda: between(spectral_norm(nn.Linear(D, D))), ROWS, f"{KEEPS}: 'weight_u' changes"),
     "spectral norm as a parametrization": (lambda: between(parametrizations.spectral_norm(nn.Linear(D, D))), ROWS, KEEPS),
     "a scale of the first batch": (lambda: between(ActNorm()), ROWS, f"{KEEPS}: 'scale' changes in its forward"),
     "a count": (lambda: between(Counting()), ROWS, f"{KEEPS}: 'steps' changes in its forward"),
-}  # fmt: skip
+}

@@ -29,10 +29,7 @@ def plan_document(**changes: Any) -> dict[str, Any]:
         "replicas": [
             {
                 "microbatch_sizes": [2, 2],
-                "stages": [
-                    {"layers": [0, 1], "devices": ["n0/0"]},
-                    {"layers": [1, 3], "devices": ["n0/1"]},
-                ],
+                "stages": [{"layers": [0, 1], "devices": ["n0/0"]}, {"layers": [1, 3], "devices": ["n0/1"]}],
             }
         ],
     } | changes

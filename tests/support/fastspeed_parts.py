@@ -25,24 +25,35 @@ from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.training.session import open_session
 
-TRAIN = {"epochs": 1, "batch_size": 100, "iter_log_interval": 50, "epoch_log_interval": 1, "gradient_accumulate_step": 1,
-         "criterion": "CrossEntropy", "optimizer": "Adam", "learning_rate": 0.01}  # fmt: skip
+TRAIN = {
+    "epochs": 1,
+    "batch_size": 100,
+    "iter_log_interval": 50,
+    "epoch_log_interval": 1,
+    "gradient_accumulate_step": 1,
+    "criterion": "CrossEntropy",
+    "optimizer": "Adam",
+    "learning_rate": 0.01,
+}
 STRATEGY: dict[str, Any] = {
-    "model_type": "ddp", "partition_type": "manual", "manual_partition_list": [12, 4], "manual_batchsize_list": [6, 2],
-    "unbalanced_strategy": "time", "test_batchsize_bytime": 10, "model_name": "Net", "model_args": [5, 8],
+    "model_type": "ddp",
+    "partition_type": "manual",
+    "manual_partition_list": [12, 4],
+    "manual_batchsize_list": [6, 2],
+    "unbalanced_strategy": "time",
+    "test_batchsize_bytime": 10,
+    "model_name": "Net",
+    "model_args": [5, 8],
     "runing_dependency": ["from tests.support.fastspeed_parts import * "],
-}  # fmt: skip
+}
 
 
-def arguments(
-    data: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **strategy: Any
-) -> dict[str, Any]:
+def arguments(data: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **strategy: Any) -> dict[str, Any]:
     """An args.json; total_datasize is the sum of the manual partition; None leaves a key out."""
     whole = STRATEGY | strategy
     total = sum(whole["manual_partition_list"] or ()) or 16
     sections = {
-        "data": {"total_datasize": total, "train_loader_pin_memory": 0, "train_loader_num_workers": 0}
-        | (data or {}),
+        "data": {"total_datasize": total, "train_loader_pin_memory": 0, "train_loader_num_workers": 0} | (data or {}),
         "train": TRAIN | (train or {}),
         "strategy": whole,
     }
@@ -148,8 +159,9 @@ def gradients(module: nn.Module) -> Tensor:
 
 def compare(layers: nn.Module, loss: float, true: nn.Module, true_loss: float, samples: int) -> Compared:
     found, wanted = gradients(layers), gradients(true)
-    return Compared(samples, float(found @ wanted / (wanted @ wanted)), float((found - wanted).abs().max()),
-                    abs(loss - true_loss))  # fmt: skip
+    return Compared(
+        samples, float(found @ wanted / (wanted @ wanted)), float((found - wanted).abs().max()), abs(loss - true_loss)
+    )
 
 
 def converted_epoch(job_file: str) -> list[Compared]:
@@ -159,9 +171,7 @@ def converted_epoch(job_file: str) -> list[Compared]:
     plan = Plan.load(session.job.plan.file)
     model, loss = session.model, session.model.loss
     true = ReferenceEngine(copy.deepcopy(model.layers), loss)
-    engine = hetpipe.wrap(
-        model.layers, plan, model.inputs, loss.function, loss_weight=loss.weight, cluster=session.cluster
-    )
+    engine = hetpipe.wrap(model.layers, plan, model.inputs, loss.function, loss_weight=loss.weight, cluster=session.cluster)
     optimizer = torch.optim.Adam(engine.parameters(), lr=0.05)
     steps = []
     for batch in EpochSampler(len(session.data.train), plan.global_batch):  # type: ignore[arg-type]
@@ -222,8 +232,16 @@ def surface(world: World, args_file: str, kind: str = "plain") -> Surface:
     trained.eval()
     with torch.no_grad():
         assert torch.equal(trained(inputs), net(inputs))
-    return Surface(steps, losses, seconds, (own, total), made.batchsize_split, made.partition_split,
-                   {k: v.clone() for k, v in net.state_dict().items()}, made.get_parameter(net))  # fmt: skip
+    return Surface(
+        steps,
+        losses,
+        seconds,
+        (own, total),
+        made.batchsize_split,
+        made.partition_split,
+        {k: v.clone() for k, v in net.state_dict().items()},
+        made.get_parameter(net),
+    )
 
 
 class watched:  # noqa: N801  # a context

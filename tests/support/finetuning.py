@@ -20,9 +20,16 @@ def small_model(folder: Path, **changes: Any) -> str:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes: dict[str, Any] = {
-        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "head_dim": 16,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         Qwen3ForCausalLM(Qwen3Config(**(sizes | changes))).save_pretrained(folder)

@@ -21,9 +21,16 @@ from tests.support.zoo import ZOO, batch, optimizer_of
 
 CHAINS: dict[str, dict[str, Any]] = {
     "tied": ZOO["qwen3"].without_dropout(),
-    "untied": {"type": "phi", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-               "vocab_size": 64, "max_position_embeddings": 32},  # its head has a bias
-}  # fmt: skip
+    "untied": {
+        "type": "phi",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+        "max_position_embeddings": 32,
+    },  # its head has a bias
+}
 PLAIN = Loss(function=cross_entropy, weight="tokens")
 FUSED = Loss(function=fused_cross_entropy, weight="tokens")
 MANY = 4_000  # words

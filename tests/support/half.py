@@ -13,17 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import (
-    Loss,
-    Model,
-    Tensors,
-    as_tuple,
-    as_value,
-    cross_entropy,
-    move,
-    mse,
-    split_rows,
-)
+from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, cross_entropy, move, mse, split_rows
 from hetpipe.layers.numbers import stays
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
@@ -97,8 +87,15 @@ def open_half(world: World, case: HalfCase, backend: Backend, layers: nn.Sequent
     """This rank's engine."""
     plan, (inputs, targets) = case.make_plan(), case.batch(0)
     model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=case.loss())
-    engine = backends.open_engine(backend, model, plan, backends.seat(world, backend, plan), lambda _: CPU, lambda _: None,
-                                  lambda device: NumberTypes.of("float32", case.of(device)))  # fmt: skip
+    engine = backends.open_engine(
+        backend,
+        model,
+        plan,
+        backends.seat(world, backend, plan),
+        lambda _: CPU,
+        lambda _: None,
+        lambda device: NumberTypes.of("float32", case.of(device)),
+    )
     assert engine is not None
     engine.loss_scale.scale = SCALE
     return engine
@@ -124,8 +121,9 @@ def train_half(world: World, cases: list[HalfCase], backend: Backend) -> list[Ha
 
 
 def _autocast(precision: Precision) -> AbstractContextManager[object]:
-    return torch.autocast("cpu", torch.bfloat16 if precision == "fp32" else getattr(torch, TYPE_OF[precision]),
-                          enabled=precision != "fp32")  # fmt: skip
+    return torch.autocast(
+        "cpu", torch.bfloat16 if precision == "fp32" else getattr(torch, TYPE_OF[precision]), enabled=precision != "fp32"
+    )
 
 
 def _output(case: HalfCase, plan: Plan, replica: int, layers: nn.Sequential, x: Tensors) -> Tensors:
@@ -327,9 +325,7 @@ def try_callers(world: World, plan: Plan) -> dict[str, Any]:
     engine.loss_scale.scale = 2.0**30
     before = [p.detach().clone() for p in engine.parameters()]
     torch.optim.SGD(engine.parameters(), lr=0.5).step(lambda: engine.step(inputs, targets))
-    found["in a closure"] = engine.overflowed, all(
-        torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True)
-    )
+    found["in a closure"] = engine.overflowed, all(torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True))
     engine.loss_scale.scale = 2.0 ** (10 + world.rank)
     for _ in range(2):
         try:

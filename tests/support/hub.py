@@ -14,10 +14,18 @@ import transformers  # isort: skip
 FIRST, SECOND = "1" * 40, "2" * 40  # hashes of commits
 TEXT_WORDS = 256  # as many as there are bytes, which the data `text` gives
 QWEN: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 8, "vocab_size": TEXT_WORDS, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": TEXT_WORDS,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
     "pad_token_id": None,
-}  # fmt: skip
+}
 
 
 def cache_here(folder: Path, monkeypatch: pytest.MonkeyPatch, *, offline: bool = True) -> Path:

@@ -16,9 +16,15 @@ from hetpipe.layers.untouched.boundaries import trace
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = dict(
-    type="qwen3", hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=32,
+    type="qwen3",
+    hidden_size=16,
+    intermediate_size=32,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    vocab_size=32,
     max_position_embeddings=64,
-)  # fmt: skip
+)
 
 
 class Scaled(nn.Module):

@@ -33,15 +33,21 @@ def spec(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = 
 
 
 LOGITS, WORDS, NUMBERS = spec(12, 4), spec(6, 5, 7), spec(6, 3)
-MODEL = Model(name="m", layers=nn.Sequential(OrderedDict(head=nn.Linear(1, 1))), inputs=POINTS, targets=POINTS,
-              loss=Loss(function=mse))  # fmt: skip
+MODEL = Model(
+    name="m", layers=nn.Sequential(OrderedDict(head=nn.Linear(1, 1))), inputs=POINTS, targets=POINTS, loss=Loss(function=mse)
+)
 
 
 def tried(
     function: Any, targets: Tensors, *output: TensorSpec, weight: LossWeight = "samples", rows: int | None = None
 ) -> str | None:
-    trial = Trial(model=MODEL, loss=Loss(function=function, weight=weight), output=output, targets=targets,
-                  rows=output[0].shape[0] if rows is None else rows)  # fmt: skip
+    trial = Trial(
+        model=MODEL,
+        loss=Loss(function=function, weight=weight),
+        output=output,
+        targets=targets,
+        rows=output[0].shape[0] if rows is None else rows,
+    )
     check_labels(trial, "the sample")
     return check_loss(trial)
 

@@ -190,9 +190,7 @@ class AddInPlace(nn.Module):
 def in_place() -> nn.Sequential:
     """Layers 2, 4, 6 and 7 write into their input, also where a stage begins with them."""
     linear = (0, 1, 3, 5, 8, 9)
-    row: list[nn.Module] = [
-        nn.Linear(WIDTH, WIDTH) if index in linear else nn.ReLU(inplace=True) for index in range(LAYERS)
-    ]
+    row: list[nn.Module] = [nn.Linear(WIDTH, WIDTH) if index in linear else nn.ReLU(inplace=True) for index in range(LAYERS)]
     row[6] = AddInPlace()
     return nn.Sequential(*row)
 
@@ -205,10 +203,7 @@ def declared_in_place() -> nn.Sequential:
 
 
 def with_dropout_and_batch_norm() -> nn.Sequential:
-    half = [
-        (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), nn.ReLU(), Block())
-        for _ in range(2)
-    ]
+    half = [(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5), nn.ReLU(), Block()) for _ in range(2)]
     return nn.Sequential(*half[0], *half[1])
 
 
@@ -336,9 +331,7 @@ def batch(net: str, size: int, step: int, dtype: torch.dtype = torch.float64) ->
         rows = torch.randn(size, 8, WIDTH, generator=draw).to(dtype)
         return (rows, torch.rand(size, 8, generator=draw) < 0.7), targets
     if net == "transposed":
-        return torch.randn(size, 4, WIDTH, generator=draw).to(dtype), torch.randn(
-            size, 4, WIDTH, generator=draw
-        ).to(dtype)
+        return torch.randn(size, 4, WIDTH, generator=draw).to(dtype), torch.randn(size, 4, WIDTH, generator=draw).to(dtype)
     if net == "dropout and BatchNorm":
         return x, torch.randint(WIDTH, (size,), generator=draw)
     return x, targets

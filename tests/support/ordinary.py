@@ -12,21 +12,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import register_parametrization
 
 from hetpipe.layers.model import Tensors
-from tests.support.coupled import (
-    IMAGES,
-    ROWS,
-    WORDS,
-    Checkpointed,
-    D,
-    Drawing,
-    Experts,
-    First,
-    Of,
-    Output,
-    Self,
-    between,
-    tied,
-)
+from tests.support.coupled import IMAGES, ROWS, WORDS, Checkpointed, D, Drawing, Experts, First, Of, Output, Self, between, tied
 
 
 class Table(nn.Module):
@@ -167,16 +153,20 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Sequential], Tensors]] = {
     "fixed noise, alike for all samples": (lambda: between(Drawing("of columns")), ROWS),
     "words in another order": (lambda: between(Of(lambda x: x[:, torch.randperm(x.shape[1])])), WORDS),
     "some words, in another order": (lambda: between(Of(lambda x: x[:, torch.rand(x.shape[1]).argsort()[:4]])), WORDS),
-    "each sample's words in another order": (lambda: between(Of(
-        lambda x: x.gather(1, torch.rand(x.shape[:2]).argsort(1)[:, :, None].expand(-1, -1, D)))), WORDS),
+    "each sample's words in another order": (
+        lambda: between(Of(lambda x: x.gather(1, torch.rand(x.shape[:2]).argsort(1)[:, :, None].expand(-1, -1, D)))),
+        WORDS,
+    ),
     "an order that is put back": (lambda: between(Of(put_back_in_order)), ROWS),
     "dropout in a checkpoint": (lambda: between(Checkpointed()), ROWS),
     "noise": (lambda: between(Of(lambda x: x + torch.randn_like(x) + torch.distributions.Normal(x, 1.0).rsample())), ROWS),
     "encoder": (lambda: between(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.2, batch_first=True)), WORDS),
     "attention": (lambda: between(Self(batch_first=True)), WORDS),
     "LSTM": (lambda: between(Output(nn.LSTM(D, D, 2, dropout=0.3, batch_first=True))), WORDS),
-    "time first in between": (lambda: nn.Sequential(Transposed(), nn.TransformerEncoderLayer(D, 2, 32), Output(nn.GRU(D, D)),
-                                                    Transposed()), WORDS),
+    "time first in between": (
+        lambda: nn.Sequential(Transposed(), nn.TransformerEncoderLayer(D, 2, 32), Output(nn.GRU(D, D)), Transposed()),
+        WORDS,
+    ),
     "words of all samples as rows": (lambda: between(Of(lambda x: x.transpose(0, 1).reshape(-1, D))), WORDS),
     "windows": (lambda: between(Windows()), WORDS),
     "experts without a capacity": (lambda: between(Experts(4.0)), WORDS),
@@ -201,4 +191,4 @@ LEFT_ALONE: dict[str, tuple[Callable[[], nn.Sequential], Tensors]] = {
     "Mixer": (lambda: between(Mixer()), WORDS),
     "float64": (lambda: between(nn.LayerNorm(D)).double(), ROWS.double()),
     "bfloat16": (lambda: between(nn.LayerNorm(D)).bfloat16(), ROWS.bfloat16()),
-}  # fmt: skip
+}

@@ -129,6 +129,8 @@ REPLACED: dict[str, Callable[[Sequence[nn.Parameter]], None]] = {
     "by each other": _swapped,
     "by what has a graph": _with_decay,
 }
+
+
 def beside(layers: nn.Module) -> list[nn.Parameter]:
     """Such parameters, with such gradients, that no engine knows."""
     found = [nn.Parameter(p.detach().clone()) for p in layers.parameters()]

@@ -66,9 +66,7 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def engine_of(
-    world: World, backend: Backend, rows: list[dict[str, Any]], layers: nn.Sequential, **more: Any
-) -> Iterator[Any]:
+def engine_of(world: World, backend: Backend, rows: list[dict[str, Any]], layers: nn.Sequential, **more: Any) -> Iterator[Any]:
     sample = torch.zeros(2, WIDTH, dtype=next(layers.parameters()).dtype)
     plan = make_plan(rows, schedule="gpipe")
     engine = open_engine(world, plan, layers, sample, sample, Loss(function=mse), backend=backend, **more)
@@ -148,9 +146,7 @@ def _autocast(world: World, backend: Backend, x: Tensor, y: Tensor) -> dict[str,
     torch.manual_seed(0)
     seen = [Seen() for _ in range(4)]
     layers = nn.Sequential(*seen)
-    with engine_of(
-        world, backend, [{"cuts": [1, 2, 1], "sizes": [4, 3], "recompute": True}], layers
-    ) as engine:
+    with engine_of(world, backend, [{"cuts": [1, 2, 1], "sizes": [4, 3], "recompute": True}], layers) as engine:
         plain = engine.step(x, y)
         before = [set(layer.types) for layer in seen]
         for layer in seen:
@@ -204,12 +200,7 @@ def _copies(world: World, backend: Backend) -> dict[str, Any]:
     with pytest.raises(ReplicaMismatchError) as caught:
         engine.check_replicas()
     engine.close()
-    return {
-        "equal": equal,
-        "apart": apart,
-        "same object": engine.stage[0] is layers[0],
-        "message": str(caught.value),
-    }
+    return {"equal": equal, "apart": apart, "same object": engine.stage[0] is layers[0], "message": str(caught.value)}
 
 
 def _last_mean(output: Any, _targets: Any) -> Tensor:
@@ -230,20 +221,13 @@ def batch_norm_net(momentum: float | None = 0.1) -> nn.Sequential:
 
 def deferred(world: World, backend: Backend, recompute: bool) -> dict[str, Any]:
     """Three steps over two replicas, the last ones with fewer micro-batches than planned, and a replica without samples."""
-    rows = [
-        {"cuts": [3, 5], "sizes": [4, 4], "recompute": recompute},
-        {"cuts": [8], "sizes": [3, 2], "recompute": recompute},
-    ]
+    rows = [{"cuts": [3, 5], "sizes": [4, 4], "recompute": recompute}, {"cuts": [8], "sizes": [3, 2], "recompute": recompute}]
     layers = batch_norm_net(None)
     with engine_of(world, backend, rows, layers, batch_norm="deferred") as engine:
         for step, shares in enumerate(((8, 5), (5, 2), (3, 0))):
             x, y = batch("blocks", sum(shares), step)
             engine.step(share(x, shares, engine.replica), share(y, shares, engine.replica))
-        return {
-            name: value.clone()
-            for name, value in layers.state_dict().items()
-            if "running" in name or "tracked" in name
-        }
+        return {name: value.clone() for name, value in layers.state_dict().items() if "running" in name or "tracked" in name}
 
 
 def wrapped(plan: Plan, backend: Backend) -> dict[str, Any]:

@@ -30,15 +30,19 @@ def profile(speeds: dict[str, float]) -> Profile:
 
 def three() -> Study:
     """One fast device beside two slow ones: a pipeline of three stages."""
-    cluster = make_cluster([{"fast": 1}, {"slow": 2}], memory={"fast": 40 * MIB, "slow": 16 * MIB}, link=LINK,
-                           price={"fast": 2.0, "slow": 0.5})  # fmt: skip
+    cluster = make_cluster(
+        [{"fast": 1}, {"slow": 2}], memory={"fast": 40 * MIB, "slow": 16 * MIB}, link=LINK, price={"fast": 2.0, "slow": 0.5}
+    )
     return planned(profile({"fast": 1.0, "slow": 2.5}), cluster, 16, "chain")
 
 
 def demo() -> Study:
     """Four devices of three types, as the demo's: replicas of different depth, two of them alike."""
-    cluster = make_cluster([{"fast": 1, "medium": 1}, {"medium": 1, "slow": 1}], link=LINK,
-                           memory={"fast": 192 * MIB, "medium": 96 * MIB, "slow": 32 * MIB})  # fmt: skip
+    cluster = make_cluster(
+        [{"fast": 1, "medium": 1}, {"medium": 1, "slow": 1}],
+        link=LINK,
+        memory={"fast": 192 * MIB, "medium": 96 * MIB, "slow": 32 * MIB},
+    )
     stages = [[(0, 8, "n0/1")], [(0, 8, "n1/0")], [(0, 7, "n0/0"), (7, 8, "n1/1")]]
     sizes = [(4, 4, 3), (4, 4, 3), (4, 4, 4, 4, 4, 4, 2)]
     replicas = [
@@ -53,10 +57,16 @@ def demo() -> Study:
 def many() -> Study:
     """64 devices of two types: 32 pipelines that are alike."""
     cluster = make_cluster([{"fast": 4}] * 8 + [{"slow": 4}] * 8, memory={"fast": 60 * MIB, "slow": 24 * MIB}, link=LINK)
-    stages = [[{"layers": [0, 6], "devices": [f"n{i // 4}/{i % 4}"]},
-               {"layers": [6, 8], "devices": [f"n{8 + i // 4}/{i % 4}"]}] for i in range(32)]  # fmt: skip
-    document = {"format": "hetpipe.plan/1", "model": "test", "global_batch": 256,
-                "replicas": [{"microbatch_sizes": [2] * 4, "stages": own} for own in stages]}  # fmt: skip
+    stages = [
+        [{"layers": [0, 6], "devices": [f"n{i // 4}/{i % 4}"]}, {"layers": [6, 8], "devices": [f"n{8 + i // 4}/{i % 4}"]}]
+        for i in range(32)
+    ]
+    document = {
+        "format": "hetpipe.plan/1",
+        "model": "test",
+        "global_batch": 256,
+        "replicas": [{"microbatch_sizes": [2] * 4, "stages": own} for own in stages],
+    }
     return make_study(Plan.parse(document, "the plan"), profile=profile({"fast": 1.0, "slow": 2.5}), cluster=cluster)
 
 

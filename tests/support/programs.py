@@ -53,17 +53,19 @@ def talk(world: World) -> dict[str, Any]:
     """Small messages over all ranks, and over a part of them."""
     part = world.restrict(["n1/0", "n0/1"])
     heard: dict[str, Any] = {
-        "rank": world.rank, "device": world.device_id, "rank_of": dict(world.rank_of), "main": world.is_main,
-        "sum": world.sum([world.rank, 0.5]), "gather": world.gather(f"from {world.rank}"), "first": world.first(world.rank + 10),
-        "part": part.device_id, "part ranks": part.ranks,
-    }  # fmt: skip
+        "rank": world.rank,
+        "device": world.device_id,
+        "rank_of": dict(world.rank_of),
+        "main": world.is_main,
+        "sum": world.sum([world.rank, 0.5]),
+        "gather": world.gather(f"from {world.rank}"),
+        "first": world.first(world.rank + 10),
+        "part": part.device_id,
+        "part ranks": part.ranks,
+    }
     if part.device_id is not None:
         heard.update(
-            {
-                "part sum": part.sum([world.rank]),
-                "part gather": part.gather(world.rank),
-                "part first": part.first(world.rank),
-            }
+            {"part sum": part.sum([world.rank]), "part gather": part.gather(world.rank), "part first": part.first(world.rank)}
         )
     world.barrier()
     heard["waits"] = [now().waits, world.gather(_Asked())[world.rank].waits, now().waits]
@@ -244,9 +246,7 @@ def stumble_in_training(world: World, folder: str, what: str) -> None:
 # ---- one's own loop ----
 
 
-def own_loop(
-    plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False, folder: str | None = None
-) -> dict[str, Any]:
+def own_loop(plan: Plan, seeds: tuple[int, ...] = (), tokens: bool = False, folder: str | None = None) -> dict[str, Any]:
     """What a user writes: a model, a plan, an optimizer, a loop."""
     net = "tied" if tokens else "blocks"
     inputs, targets = batch(net, 32, 0)
@@ -258,11 +258,7 @@ def own_loop(
     sample = inputs[:2]
     try:
         engine = hetpipe.wrap(
-            model,
-            plan,
-            sample,
-            cross_entropy if tokens else mse,
-            loss_weight="tokens" if tokens else "samples",
+            model, plan, sample, cross_entropy if tokens else mse, loss_weight="tokens" if tokens else "samples"
         )
     except InputError as error:
         time.sleep(0.2)  # the others hear it too
@@ -309,15 +305,11 @@ def automatic(cluster: Cluster, folder: str) -> dict[str, Any]:
     os.chdir(folder)
     inputs, targets = batch("blocks", 16, 0)
     sample = (select(inputs, slice(2)), select(targets, slice(2)))
-    engine = hetpipe.auto(
-        build("blocks"), sample, mse, global_batch=16, cluster=cluster, optimizer="SGD", partitioner="even"
-    )
+    engine = hetpipe.auto(build("blocks"), sample, mse, global_batch=16, cluster=cluster, optimizer="SGD", partitioner="even")
     optimizer = torch.optim.SGD(engine.parameters(), lr=0.2)
     losses = []
     for rows in (slice(16), slice(16), slice(9)):
-        losses.append(
-            engine.step(engine.share(select(inputs, rows)), engine.share(select(targets, rows)))
-        )
+        losses.append(engine.step(engine.share(select(inputs, rows)), engine.share(select(targets, rows))))
         optimizer.step()
     whole, unused = engine.whole_state_dict(), None
     try:
@@ -325,8 +317,7 @@ def automatic(cluster: Cluster, folder: str) -> dict[str, Any]:
         few.whole_state_dict()  # which no unused rank is waited for
     except hetpipe.UnusedRank as error:
         unused = str(error)
-    return {"losses": losses, "state": engine.state_dict(), "devices": engine.plan.device_ids, "unused": unused,
-            "whole": whole}  # fmt: skip
+    return {"losses": losses, "state": engine.state_dict(), "devices": engine.plan.device_ids, "unused": unused, "whole": whole}
 
 
 def alone(plan: Plan) -> dict[str, Any]:

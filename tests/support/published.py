@@ -37,10 +37,7 @@ def sailor_sizes(degree: int) -> dict[str, dict[str, int]]:
     rows = [(800, 3, 10, 10), *[(400, 10, 10, 40)] * 3, (800, 10, 54, 90)]
     keys = ("params_bytes", "act_input_bytes", "act_output_bytes", "act_mem_bytes")
     return {
-        str(i): {
-            key: value // (degree if key == "params_bytes" else 1)
-            for key, value in zip(keys, row, strict=True)
-        }
+        str(i): {key: value // (degree if key == "params_bytes" else 1) for key, value in zip(keys, row, strict=True)}
         for i, row in enumerate(rows)
     }
 
@@ -60,10 +57,7 @@ def write_sailor(tmp_path: Path) -> Path:
     zones = {"zone": {"fast": {"1": pairs}, "slow": {"1": pairs}}}
     write(tmp_path / "layer_times.json", {"net": times})
     write(tmp_path / "layer_sizes.json", {"net": {"1": sailor_sizes(1), "2": sailor_sizes(2)}})
-    write(
-        tmp_path / "intra_node_bandwidths.json",
-        {"fast": {"2": [[0.0, 0.0, 50.0], 5e10]}, "slow": {"4": FLAT}},
-    )
+    write(tmp_path / "intra_node_bandwidths.json", {"fast": {"2": [[0.0, 0.0, 50.0], 5e10]}, "slow": {"4": FLAT}})
     write(tmp_path / "multizone_bandwidths_het.json", zones)
     return tmp_path
 
@@ -80,12 +74,7 @@ FASOP_SIZES: dict[str, Any] = {"hidden_size": 8, "sequence_length": 16, "attenti
 
 
 def write_fasop(tmp_path: Path) -> Path:
-    for name, row in {
-        "net_A100_1": [1, 2, 2, 3],
-        "net_A100_2": [1, 1, 1, 2],
-        "net_A10_1": [4, 5, 5, 6],
-        "t5_A10_1": [1],
-    }.items():
+    for name, row in {"net_A100_1": [1, 2, 2, 3], "net_A100_2": [1, 1, 1, 2], "net_A10_1": [4, 5, 5, 6], "t5_A10_1": [1]}.items():
         np.save(tmp_path / f"{name}.npy", np.array(row, dtype=np.float64))
     return tmp_path
 

@@ -46,13 +46,7 @@ def make_plan(replicas: Sequence[dict[str, Any]], *, schedule: str = "1f1b", mod
         documents.append({"microbatch_sizes": row["sizes"], "stages": stages})
     total = sum(sum(row["sizes"]) for row in replicas)
     return Plan.parse(
-        {
-            "format": "hetpipe.plan/1",
-            "model": model,
-            "global_batch": total,
-            "schedule": schedule,
-            "replicas": documents,
-        },
+        {"format": "hetpipe.plan/1", "model": model, "global_batch": total, "schedule": schedule, "replicas": documents},
         "test plan",
     )
 

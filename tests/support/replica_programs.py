@@ -25,9 +25,7 @@ from tests.support.transparency import open_engine, share
 def twenty_steps(world: World, plan: Plan) -> dict[str, Any]:
     """20 clipped float32 steps of three unlike replicas; then one weight of replica 1's layer 5 is changed behind their backs."""
     layers = build("tied", torch.float32)
-    engine = open_engine(
-        world, plan, layers, *batch("tied", 4, 0), Loss(function=cross_entropy, weight="tokens")
-    )
+    engine = open_engine(world, plan, layers, *batch("tied", 4, 0), Loss(function=cross_entropy, weight="tokens"))
     assert isinstance(engine, TorchEngine)
     engine._lanes.warm_up(*engine._peers, engine.device)  # as on cards; it ends, and all goes on as without
     shares = tuple(replica.samples for replica in plan.replicas)
@@ -65,8 +63,7 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
 
     other = make_plan([{"cuts": [3, 4, 3], "sizes": [4, 4]}, {"cuts": [6, 4], "sizes": [4]}])
     attempt(
-        "another plan on rank 2",
-        lambda: open_engine(world, other if world.rank == 2 else plan, build("blocks"), *data, loss),
+        "another plan on rank 2", lambda: open_engine(world, other if world.rank == 2 else plan, build("blocks"), *data, loss)
     )
     beyond = make_plan([{"cuts": [4, 2, 2, 2], "sizes": [4, 4]}, {"cuts": [6, 4], "sizes": [4]}])
     attempt("a device that is not there", lambda: open_engine(world, beyond, build("blocks"), *data, loss))
@@ -76,12 +73,13 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
     assert engine is not None
     inputs, targets = (as_tuple(t)[0] for t in data)
     mine = slice(0, 8) if engine.replica == 0 else slice(8, 12)
+    attempt("unequal ends", lambda: engine.step(inputs[:7] if engine.replica == 0 else inputs[8:12], targets[mine]))
     attempt(
-        "unequal ends",
-        lambda: engine.step(inputs[:7] if engine.replica == 0 else inputs[8:12], targets[mine]),
+        "too many samples",
+        lambda: engine.step(
+            inputs[:9] if engine.replica == 0 else inputs[9:12], targets[:9] if engine.replica == 0 else targets[9:12]
+        ),
     )
-    attempt("too many samples", lambda: engine.step(inputs[:9] if engine.replica == 0 else inputs[9:12],
-                                                    targets[:9] if engine.replica == 0 else targets[9:12]))  # fmt: skip
     attempt(
         "unequal ends of an evaluation",
         lambda: engine.evaluate(inputs[mine], targets[:3] if engine.replica == 1 else targets[mine]),
@@ -99,8 +97,7 @@ def refusals(world: World, plan: Plan) -> dict[str, Any]:
     more = slice(4) if world.rank == 3 else own
     attempt("too many samples for a whole replica", lambda: whole.step(inputs[more], targets[more]))
     heard["gradient after a refusal"] = next(whole.parameters()).grad
-    attempt("unequal ends of a whole replica",
-            lambda: whole.step(inputs[own], targets[own][: 3 - (world.rank == 1)]))  # fmt: skip
+    attempt("unequal ends of a whole replica", lambda: whole.step(inputs[own], targets[own][: 3 - (world.rank == 1)]))
     with counted_sums() as sums:
         heard["loss of whole replicas"] = whole.step(inputs[own], targets[own])
     heard["sums"] = len(sums)

@@ -45,7 +45,4 @@ def assert_same(found: TrainResult, truth: TrainResult | Truth) -> None:
     assert (found.evaluation is None) == (truth.evaluation is None)
     if found.evaluation is not None and truth.evaluation is not None:
         assert found.evaluation.loss == pytest.approx(truth.evaluation.loss, abs=1e-9)
-        assert (found.evaluation.metric, found.evaluation.weight) == (
-            truth.evaluation.metric,
-            truth.evaluation.weight,
-        )
+        assert (found.evaluation.metric, found.evaluation.weight) == (truth.evaluation.metric, truth.evaluation.weight)

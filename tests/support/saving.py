@@ -78,8 +78,18 @@ def saved_and_loaded(engine: PlanEngine, optimizer: torch.optim.Optimizer, folde
     )
     engine.world.on_main(lambda: older_version(saved))
     older = hetpipe.load_checkpoint(engine, optimizer, folder), engine.steps
-    return {"first": first, "again": again, "older": older, "step": step, "back": back, "refused": refused, "whole": whole,
-            "read": read, "schedule": schedule, "files": sorted(path.name for path in saved.glob("*.safetensors"))}  # fmt: skip
+    return {
+        "first": first,
+        "again": again,
+        "older": older,
+        "step": step,
+        "back": back,
+        "refused": refused,
+        "whole": whole,
+        "read": read,
+        "schedule": schedule,
+        "files": sorted(path.name for path in saved.glob("*.safetensors")),
+    }
 
 
 @contextmanager
@@ -127,8 +137,14 @@ def cannot_save(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: st
     hetpipe.save_checkpoint(engine, optimizer, "link", 9)  # one folder by five names
     os.chdir(before)
     there = sorted(path.relative_to(own / "loop").as_posix() for path in (own / "loop").rglob("*"))
-    return {"failed": failed, "left": left, "apart": apart, "own": str(own / "loop"),
-            "there": there, "one": sorted(path.name for path in Path(folder).iterdir())}  # fmt: skip
+    return {
+        "failed": failed,
+        "left": left,
+        "apart": apart,
+        "own": str(own / "loop"),
+        "there": there,
+        "one": sorted(path.name for path in Path(folder).iterdir()),
+    }
 
 
 def train_apart(job: Job) -> TrainResult | None:

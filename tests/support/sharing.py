@@ -51,9 +51,14 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
     for r, replica in enumerate(plan.replicas):
         m, stages = len(replica.microbatch_sizes), replica.stages
         kinds = [costs.cluster.device(stage.device).type for stage in stages]
-        found["O", r] = Task(max(
-            costs.optimizer_seconds(kind, *stage.layers, len(stage.devices)) for kind, stage in zip(kinds, stages, strict=True)
-        ), 0.0, [])  # fmt: skip
+        found["O", r] = Task(
+            max(
+                costs.optimizer_seconds(kind, *stage.layers, len(stage.devices))
+                for kind, stage in zip(kinds, stages, strict=True)
+            ),
+            0.0,
+            [],
+        )
         trained = with_backward(costs, replica)
         for s, actions in enumerate(pipeline_actions(replica.depths(plan.schedule), m)):
             kind, degree = costs.cluster.device(stages[s].device).type, len(stages[s].devices)
@@ -71,9 +76,7 @@ def tasks_of(plan: Plan, costs: Costs) -> dict[Key, Task]:
                     found |= layer_by_layer(costs, replica, r, s, after)
         for s, (a, b) in enumerate(pairwise(stages)):
             degrees = len(a.devices), len(b.devices)
-            latency = max(
-                costs.transfer(a.device, b.device, a.layers[1], size, degrees)[1] for size in replica.microbatch_sizes
-            )
+            latency = max(costs.transfer(a.device, b.device, a.layers[1], size, degrees)[1] for size in replica.microbatch_sizes)
             for i, size in enumerate(replica.microbatch_sizes):
                 seconds, _ = costs.transfer(a.device, b.device, a.layers[1], size, degrees)
                 rate = alone(costs.link(a.device, b.device), costs.profile.output_bytes[a.layers[1] - 1] * size / min(degrees))
@@ -155,9 +158,7 @@ def played(plan: Plan, profile: Profile, cluster: Cluster) -> dict[Key, tuple[fl
     costs = Costs(profile, cluster)
     tasks = tasks_of(plan, costs)
     capacity = {
-        (name, way): rate
-        for name, rates in cluster.adapter_rates.items()
-        for way, rate in zip(("out", "in"), rates, strict=True)
+        (name, way): rate for name, rates in cluster.adapter_rates.items() for way, rate in zip(("out", "in"), rates, strict=True)
     }
     now, waiting, running = 0.0, dict(tasks), dict[Key, Task]()
     while waiting or running:
@@ -256,7 +257,10 @@ def busy_plans(draw: st.DrawFn) -> tuple[Plan, Profile, Cluster]:
     if not replicas:
         return draw(busy_plans())
     plan = Plan(
-        model="test", global_batch=sum(r.samples for r in replicas), schedule=draw(st.sampled_from(["1f1b", "gpipe"])),
-        backend=draw(st.sampled_from(["torch", "torch", "fairscale"])), replicas=tuple(replicas),
-    )  # fmt: skip
+        model="test",
+        global_batch=sum(r.samples for r in replicas),
+        schedule=draw(st.sampled_from(["1f1b", "gpipe"])),
+        backend=draw(st.sampled_from(["torch", "torch", "fairscale"])),
+        replicas=tuple(replicas),
+    )
     return plan, profile, cluster

@@ -13,19 +13,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of, make_plan
-from tests.support.silence import (
-    PLAN,
-    add_up,
-    change,
-    couple,
-    draw,
-    lose,
-    opened,
-    parts,
-    predict,
-    told,
-    unlike,
-)
+from tests.support.silence import PLAN, add_up, change, couple, draw, lose, opened, parts, predict, told, unlike
 
 
 def edit(world: World) -> dict[str, Any]:
@@ -86,9 +74,20 @@ def differ(world: World) -> dict[str, Any]:
     """`wrap` is given other arguments on rank 2; a replica is in another mode."""
     net, inputs = build("blocks"), as_tuple(batch("blocks", 4, 0)[0])[0]
     odd = world.rank == 2
-    heard: dict[str, Any] = {"wrapped": told(lambda: hetpipe.wrap(
-        net.train(not odd), PLAN, inputs, cross_entropy if odd else mse, loss_weight="tokens" if odd else "samples",
-        coupled_layers="per_microbatch" if odd else None, seed=7, cluster=cluster_of(2, 1)))}  # fmt: skip
+    heard: dict[str, Any] = {
+        "wrapped": told(
+            lambda: hetpipe.wrap(
+                net.train(not odd),
+                PLAN,
+                inputs,
+                cross_entropy if odd else mse,
+                loss_weight="tokens" if odd else "samples",
+                coupled_layers="per_microbatch" if odd else None,
+                seed=7,
+                cluster=cluster_of(2, 1),
+            )
+        )
+    }
     engine = opened(world, net.train())
     whole = [as_tuple(x)[0] for x in batch("blocks", 8, 0)]
     turned = torch.arange(8).roll(1 if odd else 0)
@@ -105,6 +104,16 @@ def differ(world: World) -> dict[str, Any]:
 
 def everything(world: World) -> dict[str, Any]:
     """All of it, in one start of ranks."""
-    every = {"draw": draw, "add up": add_up, "change": change, "edit": edit, "unlike": unlike, "lose": lose, "couple": couple,
-             "predict": predict, "rewrap": rewrap, "differ": differ}  # fmt: skip
+    every = {
+        "draw": draw,
+        "add up": add_up,
+        "change": change,
+        "edit": edit,
+        "unlike": unlike,
+        "lose": lose,
+        "couple": couple,
+        "predict": predict,
+        "rewrap": rewrap,
+        "differ": differ,
+    }
     return {name: part(world) for name, part in every.items()}

@@ -40,13 +40,8 @@ def make_cluster(
     sizes = memory if isinstance(memory, dict) else dict.fromkeys(kinds, memory)
     document = {
         "format": "hetpipe.cluster/1",
-        "device_types": {
-            kind: {"memory": sizes[kind], "price_per_hour": (price or {}).get(kind, 0.0)} for kind in kinds
-        },
-        "nodes": [
-            {"name": f"n{i}", "devices": devices, "link": inside or link or LINK}
-            for i, devices in enumerate(nodes)
-        ],
+        "device_types": {kind: {"memory": sizes[kind], "price_per_hour": (price or {}).get(kind, 0.0)} for kind in kinds},
+        "nodes": [{"name": f"n{i}", "devices": devices, "link": inside or link or LINK} for i, devices in enumerate(nodes)],
         "link": link or LINK,
         "runtime_overhead": overhead or {},
     }
@@ -110,16 +105,11 @@ def links(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 4)) == 0:
         y = sorted(draw(st.lists(_seconds(1e-5, 0.2), min_size=3, max_size=3)))
         return {"points": [[1, y[0]], [500, y[1]], [20_000, y[2]]]}
-    return {
-        "bandwidth": draw(st.sampled_from([2e3, 1e4, 1e5, 1e9])),
-        "latency": draw(st.sampled_from([0.0, 1e-3, 0.05])),
-    }
+    return {"bandwidth": draw(st.sampled_from([2e3, 1e4, 1e5, 1e9])), "latency": draw(st.sampled_from([0.0, 1e-3, 0.05]))}
 
 
 @st.composite
-def clusters(
-    draw: st.DrawFn, most_devices: int = 5, most_kinds: int = 3, least_devices: int = 1
-) -> Cluster:
+def clusters(draw: st.DrawFn, most_devices: int = 5, most_kinds: int = 3, least_devices: int = 1) -> Cluster:
     """One to three nodes with up to three types in all; prices; memories from too small to ample."""
     kinds = ["a", "b", "c"][: draw(_mostly_large(most_kinds))]
     total = max(least_devices, draw(_mostly_large(most_devices)))
@@ -130,10 +120,7 @@ def clusters(
         node[kind] = node.get(kind, 0) + 1
     return make_cluster(
         nodes,
-        memory={
-            kind: draw(st.sampled_from([4_000, 8_000, 16_000, 40_000])) + draw(st.integers(0, 4_000))
-            for kind in kinds
-        },
+        memory={kind: draw(st.sampled_from([4_000, 8_000, 16_000, 40_000])) + draw(st.integers(0, 4_000)) for kind in kinds},
         price={kind: draw(st.sampled_from([0.5, 1.0, 3.0])) for kind in kinds},
         link=draw(links()),
         inside=draw(links()),
@@ -162,10 +149,7 @@ def split(draw: st.DrawFn, profile: Profile) -> Profile:
             for key in ("parameter_bytes", "saved_bytes_per_sample")
         }
         optimizer = [t * draw(st.sampled_from([0.5, 1.0])) for t in one["optimizer_seconds"]]
-        found.append(
-            one | rows | own
-            | {"tensor_parallel": degree, "microbatch_sizes": sizes, "optimizer_seconds": optimizer}
-        )  # fmt: skip
+        found.append(one | rows | own | {"tensor_parallel": degree, "microbatch_sizes": sizes, "optimizer_seconds": optimizer})
     keep = 1 not in sizes or draw(st.integers(0, 4)) > 0  # a batch of one sample needs a size of one
     rest = [m for m in document["measurements"] if m is not one or keep]
     return Profile.parse(document | {"measurements": [*rest, *found]}, "the test's profile")
@@ -259,8 +243,11 @@ def crowds(draw: st.DrawFn, most_devices: int, prices: bool = False) -> Problem:
         inside=draw(st.sampled_from([None, LINK])),
         overhead=draw(st.sampled_from([{}, {"bucket_bytes": 1_000}, RUNTIME])),
     )
-    layer = {"parameter_bytes": draw(st.sampled_from([100, 1000])), "output_bytes_per_sample": draw(st.sampled_from([10, 100])),
-             "saved_bytes_per_sample": 50}  # fmt: skip
+    layer = {
+        "parameter_bytes": draw(st.sampled_from([100, 1000])),
+        "output_bytes_per_sample": draw(st.sampled_from([10, 100])),
+        "saved_bytes_per_sample": 50,
+    }
     times = [draw(_seconds(0.05, 0.2)) for _ in range(draw(st.integers(2, 9)))]
     trained = draw(st.sampled_from([None, None, 0, 30]))
     layers = [{} if trained is None else {"trained_bytes": trained}] * (len(times) - 1) + [{}]  # all of the last one trains
@@ -274,8 +261,9 @@ def crowds(draw: st.DrawFn, most_devices: int, prices: bool = False) -> Problem:
 
 def mixed(copies: int, batch: int) -> Problem:
     """So many pairs of nodes, of two fast and of four slow devices; free links."""
-    cluster = make_cluster([{"a": 2}, {"b": 4}] * copies, memory={"a": 9_000, "b": 5_000},
-                           link={"bandwidth": 1e12, "latency": 0.0})  # fmt: skip
+    cluster = make_cluster(
+        [{"a": 2}, {"b": 4}] * copies, memory={"a": 9_000, "b": 5_000}, link={"bandwidth": 1e12, "latency": 0.0}
+    )
     times = [0.02, 0.03, 0.05, 0.04, 0.06, 0.03]
     layer = {"parameter_bytes": 400, "output_bytes_per_sample": 50, "saved_bytes_per_sample": 300}
     profile = make_profile({"a": times, "b": [2.3 * t for t in times]}, sizes=(1, 2), layer=layer, fixed=0.3)

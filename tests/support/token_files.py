@@ -40,8 +40,15 @@ def chats(**changes: Any) -> DataSplits:
 def everything(splits: DataSplits) -> Any:
     """All that a run takes from data, in plain values."""
     parts: list[Any] = [part for part in (splits.train, splits.test) if part is not None]
-    samples = [[[x.tolist() for x in torch.utils.data.default_collate([part[i]])[0]] if isinstance(part[i][0], tuple)
-                else [x.tolist() for x in part[i]] for i in range(len(part))] for part in parts]  # fmt: skip
+    samples = [
+        [
+            [x.tolist() for x in torch.utils.data.default_collate([part[i]])[0]]
+            if isinstance(part[i][0], tuple)
+            else [x.tolist() for x in part[i]]
+            for i in range(len(part))
+        ]
+        for part in parts
+    ]
     return samples, [part.digests() for part in parts], [part.words for part in parts], splits.made_of, splits.names
 
 

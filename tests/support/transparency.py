@@ -14,18 +14,7 @@ from torch import Tensor, nn
 from bench.reference import ReferenceEngine
 from hetpipe.building.build import build_metric
 from hetpipe.layers.device import Emulation, one_thread
-from hetpipe.layers.model import (
-    Loss,
-    Model,
-    Tensors,
-    as_tuple,
-    as_value,
-    class_weight,
-    cross_entropy,
-    mse,
-    select,
-    split_rows,
-)
+from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, class_weight, cross_entropy, mse, select, split_rows
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends, gradients
@@ -35,7 +24,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
-from hetpipe.spec.profile import Measurement
+from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.nets import LAYERS, WORDS, batch, build, copied
 from tests.support.ranks import make_plan
 
@@ -71,11 +60,7 @@ class Case:
         return make_plan(self.plan, schedule=self.schedule)
 
     def shares_of(self, step: int) -> tuple[int, ...]:
-        return (
-            self.shares[step % len(self.shares)]
-            if self.shares
-            else tuple(sum(row["sizes"]) for row in self.plan)
-        )
+        return self.shares[step % len(self.shares)] if self.shares else tuple(sum(row["sizes"]) for row in self.plan)
 
     def batch(self, samples: int, step: int) -> tuple[Tensors, Tensors]:
         """Inputs and targets of a step, of the step's length."""
@@ -90,8 +75,10 @@ class Case:
 
     def loss(self) -> Loss:
         if self.class_weights:
-            return Loss(function=partial(cross_entropy, class_weights=CLASS_WEIGHTS),
-                        weight=partial(class_weight, class_weights=CLASS_WEIGHTS))  # fmt: skip
+            return Loss(
+                function=partial(cross_entropy, class_weights=CLASS_WEIGHTS),
+                weight=partial(class_weight, class_weights=CLASS_WEIGHTS),
+            )
         if self.net.startswith("tied"):
             return Loss(function=cross_entropy, weight="tokens")
         return Loss(function=cross_entropy if self.net == "dropout and BatchNorm" else mse)
@@ -117,10 +104,16 @@ class Trained(NamedTuple):
 # An emulated device that waits for nothing and has plenty of memory, all of it counted.
 _NOTHING = ((0.0,) * LAYERS,)
 AT_ONCE = Emulation(
-    slowdown=1.0, memory_bytes=1 << 30,
-    host=Measurement(device_type="host", microbatch_sizes=(1,), forward_seconds=_NOTHING, backward_seconds=_NOTHING,
-                     optimizer_seconds=_NOTHING[0]),
-)  # fmt: skip
+    slowdown=1.0,
+    memory_bytes=1 << 30,
+    host=Measurement(
+        device_type="host",
+        microbatch_sizes=(1,),
+        forward_seconds=_NOTHING,
+        backward_seconds=_NOTHING,
+        optimizer_seconds=_NOTHING[0],
+    ),
+)
 
 
 def share(value: Tensors, shares: tuple[int, ...], replica: int) -> Tensors:
@@ -129,9 +122,7 @@ def share(value: Tensors, shares: tuple[int, ...], replica: int) -> Tensors:
     return select(value, slice(begin, begin + shares[replica]))
 
 
-def _whole(
-    inputs: Tensors, targets: Tensors, _shares: tuple[int, ...]
-) -> tuple[Tensors | None, Tensors | None]:
+def _whole(inputs: Tensors, targets: Tensors, _shares: tuple[int, ...]) -> tuple[Tensors | None, Tensors | None]:
     return inputs, targets
 
 
@@ -184,21 +175,33 @@ def train_on_one_device(case: Case, *, layers: nn.Sequential | None = None) -> T
     """The truth."""
     net = build(case.net, case.dtype) if layers is None else layers
     with one_thread(torch.device("cpu")):
-        engine = (
-            _InMicrobatches(net, case)
-            if case.reference_in_microbatches
-            else ReferenceEngine(net, case.loss())
-        )
+        engine = _InMicrobatches(net, case) if case.reference_in_microbatches else ReferenceEngine(net, case.loss())
         return _train(case, engine, net, _whole, 0)
 
 
-def open_engine(world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors, targets: Tensors, loss: Loss,
-                emulation: Emulation | None = None, backend: Backend = "torch",
-                batch_norm: BatchNorm | None = None, coupled_layers: CoupledLayers | None = None) -> Any:  # fmt: skip
+def open_engine(
+    world: World,
+    plan: Plan,
+    layers: nn.Sequential,
+    inputs: Tensors,
+    targets: Tensors,
+    loss: Loss,
+    emulation: Emulation | None = None,
+    backend: Backend = "torch",
+    batch_norm: BatchNorm | None = None,
+    coupled_layers: CoupledLayers | None = None,
+) -> Any:
     """This rank's engine; None where the plan leaves it unused."""
     check_backend(backend, plan)
-    model = Model(name=plan.model, layers=layers, inputs=inputs, targets=targets, loss=loss, batch_norm=batch_norm,
-                  coupled_layers=coupled_layers)  # fmt: skip
+    model = Model(
+        name=plan.model,
+        layers=layers,
+        inputs=inputs,
+        targets=targets,
+        loss=loss,
+        batch_norm=batch_norm,
+        coupled_layers=coupled_layers,
+    )
     return backends.open_engine(
         backend, model, plan, seat(world, backend, plan), lambda _: torch.device("cpu"), lambda _: emulation
     )
@@ -219,21 +222,29 @@ def train_cases(world: World, cases: list[Case], backend: Backend = "torch") -> 
         accepted: CoupledLayers | None = "per_microbatch" if number % 4 < 2 else None
         describe_with(f"device {world.device_id}, case {case.name!r}")
         plan, layers = case.make_plan(), build(case.net, case.dtype)
-        engine = open_engine(world, plan, layers, *batch(case.net, 3, 0, case.dtype), case.loss(),
-                             emulation=AT_ONCE if case.emulated else None, backend=backend, coupled_layers=accepted)  # fmt: skip
+        engine = open_engine(
+            world,
+            plan,
+            layers,
+            *batch(case.net, 3, 0, case.dtype),
+            case.loss(),
+            emulation=AT_ONCE if case.emulated else None,
+            backend=backend,
+            coupled_layers=accepted,
+        )
         if engine is None:
             results.append(None)
             continue
         is_first, is_last = engine.is_first, engine.is_last
 
-        def part(
-            inputs: Tensors, targets: Tensors, shares: tuple[int, ...], engine: PlanEngine = engine
-        ) -> Any:
+        def part(inputs: Tensors, targets: Tensors, shares: tuple[int, ...], engine: PlanEngine = engine) -> Any:
             mine = shares[engine.replica]
             if mine == 0:
                 return None, None
-            return (share(inputs, shares, engine.replica) if engine.is_first else None,
-                    share(targets, shares, engine.replica) if engine.is_last else None)  # fmt: skip
+            return (
+                share(inputs, shares, engine.replica) if engine.is_first else None,
+                share(targets, shares, engine.replica) if engine.is_last else None,
+            )
 
         assert is_first or is_last or part(*batch(case.net, 40, 0), case.shares_of(0)) == (None, None)
         results.append(_train(case, engine, engine.stage, part, engine.replica))

@@ -35,9 +35,7 @@ def data(case: Case) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(case.samples, 4, 5, generator=generator, dtype=torch.float64)
     if case.target == "numbers":
-        return TensorDataset(
-            inputs, torch.randn(case.samples, 4, 3, generator=generator, dtype=torch.float64)
-        )
+        return TensorDataset(inputs, torch.randn(case.samples, 4, 3, generator=generator, dtype=torch.float64))
     labels = torch.randint(3, (case.samples, 4), generator=generator)
     if case.target == "samples":
         return TensorDataset(inputs, labels[:, 0])
@@ -89,10 +87,7 @@ def compare(case: Case, world: int) -> list[dict[str, float]]:
     for (true_loss, true), batches in zip(true_gradients(case), steps, strict=True):
         model.zero_grad()
         naive.zero_grad()
-        count, total = (
-            global_count(*[targets for _, targets in batches]),
-            torch.zeros((), dtype=torch.float64),
-        )
+        count, total = (global_count(*[targets for _, targets in batches]), torch.zeros((), dtype=torch.float64))
         for i, (inputs, targets) in enumerate(batches):
             last = i == len(batches) - 1
             with nullcontext() if last else model.no_sync():
@@ -105,8 +100,14 @@ def compare(case: Case, world: int) -> list[dict[str, float]]:
         ours, theirs = gradient(model), gradient(naive)
         ratio = float(ours @ true / (true @ true))
         aside = float((ours - ratio * true).norm() / true.norm())
-        found.append({"ratio": ratio, "aside": aside, "loss": float(total / world - true_loss),
-                      "naive": float((theirs - true).norm() / true.norm())})  # fmt: skip
+        found.append(
+            {
+                "ratio": ratio,
+                "aside": aside,
+                "loss": float(total / world - true_loss),
+                "naive": float((theirs - true).norm() / true.norm()),
+            }
+        )
     return found
 
 
@@ -129,9 +130,7 @@ def step_without_targets() -> float:
     """The gradient's norm where no rank has a target: zero, not NaN."""
     model = DistributedDataParallel(nn.Linear(2, 3))
     targets = torch.full((4,), -100)
-    global_mean(
-        cross_entropy(model(torch.ones(4, 2)), targets, reduction="sum"), global_count(targets)
-    ).backward()
+    global_mean(cross_entropy(model(torch.ones(4, 2)), targets, reduction="sum"), global_count(targets)).backward()
     return float(gradient(model).norm())
 
 
@@ -154,10 +153,7 @@ def overflow_on_one_rank(rank: int) -> tuple[float, bool]:
     """The scale after a step in which only rank 1's gradients overflow, and whether the parameters are what they were."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(2, 3))
-    optimizer, scaler = (
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        torch.amp.GradScaler("cpu", init_scale=1024.0),
-    )
+    optimizer, scaler = (torch.optim.SGD(model.parameters(), lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0))
     before = [p.detach().clone() for p in model.parameters()]
     targets = torch.zeros(2 if rank else 6, dtype=torch.long)
     inputs = torch.full((len(targets), 2), 3e38 if rank else 1.0)

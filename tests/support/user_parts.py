@@ -25,9 +25,7 @@ def two_layers(width: int = 8, outputs: int = 3) -> nn.Sequential:
 
 
 def with_batch_norm() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(8, 3)
-    )
+    return nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(8, 3))
 
 
 class Centre(nn.Module):
@@ -40,20 +38,11 @@ def with_centring() -> nn.Sequential:
 
 
 def with_batch_norm_of_8() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(8, 16),
-        nn.Unflatten(1, (4, 4)),
-        nn.BatchNorm1d(4),
-        nn.Flatten(),
-        nn.ReLU(),
-        nn.Linear(16, 4),
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.Unflatten(1, (4, 4)), nn.BatchNorm1d(4), nn.Flatten(), nn.ReLU(), nn.Linear(16, 4))
 
 
 def with_dropout() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
 
 
 class _Table(nn.Module):
@@ -70,9 +59,7 @@ class _Table(nn.Module):
 
 def tied() -> nn.Sequential:
     weight = nn.Parameter(torch.randn(8, 16) / 4)
-    return nn.Sequential(
-        _Table(weight, False), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), _Table(weight, True), nn.Linear(8, 4)
-    )
+    return nn.Sequential(_Table(weight, False), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), _Table(weight, True), nn.Linear(8, 4))
 
 
 def mostly_frozen(width: int = 256) -> nn.Sequential:
@@ -225,8 +212,12 @@ class _Drawn(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         how = ("torch", "numpy", "python")[index % 3] if self.how == "each" else self.how
-        draws = {"torch": lambda: int(torch.randint(4, ())), "numpy": lambda: int(np.random.randint(4)),
-                 "python": lambda: random.randrange(4), "own": lambda: int(self.own.integers(4))}  # fmt: skip
+        draws = {
+            "torch": lambda: int(torch.randint(4, ())),
+            "numpy": lambda: int(np.random.randint(4)),
+            "python": lambda: random.randrange(4),
+            "own": lambda: int(self.own.integers(4)),
+        }
         hidden = draws[how]()
         x = self.points[index].clone()
         x[hidden] = 5.0

@@ -61,47 +61,102 @@ class Zoo:
 
 ZOO = {
     "gpt2": Zoo(
-        build=gpt2.build, cuts=(1, 3, 1), dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        build=gpt2.build,
+        cuts=(1, 3, 1),
+        dropout=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
         config={"n_layer": 3, "n_embd": 32, "n_head": 4, "vocab_size": WORDS, "n_positions": 16},
     ),
     "llama": Zoo(
-        build=llama.build, cuts=(2, 2, 1), dropout=("attention_dropout",),
-        config={"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "vocab_size": WORDS, "max_position_embeddings": 32, "attention_dropout": 0.1},
+        build=llama.build,
+        cuts=(2, 2, 1),
+        dropout=("attention_dropout",),
+        config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": WORDS,
+            "max_position_embeddings": 32,
+            "attention_dropout": 0.1,
+        },
     ),
     "qwen3": Zoo(
-        build=causal_lm.build, cuts=(1, 2, 2), dropout=("attention_dropout",),
-        config={"type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "head_dim": 8, "vocab_size": WORDS, "max_position_embeddings": 32,
-                "tie_word_embeddings": True, "attention_dropout": 0.1},
+        build=causal_lm.build,
+        cuts=(1, 2, 2),
+        dropout=("attention_dropout",),
+        config={
+            "type": "qwen3",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "vocab_size": WORDS,
+            "max_position_embeddings": 32,
+            "tie_word_embeddings": True,
+            "attention_dropout": 0.1,
+        },
     ),
     "opt": Zoo(
-        build=causal_lm.build, cuts=(2, 1, 2), dropout=("dropout", "attention_dropout"),
-        config={"type": "opt", "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-                "word_embed_proj_dim": 24, "vocab_size": WORDS, "max_position_embeddings": 32},
+        build=causal_lm.build,
+        cuts=(2, 1, 2),
+        dropout=("dropout", "attention_dropout"),
+        config={
+            "type": "opt",
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 24,
+            "vocab_size": WORDS,
+            "max_position_embeddings": 32,
+        },
     ),
     "bert": Zoo(
-        build=bert.build, cuts=(1, 1, 3), dropout=("hidden_dropout_prob", "attention_probs_dropout_prob"), weight="samples",
-        config={"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-                "vocab_size": WORDS, "max_position_embeddings": 16, "num_labels": LABELS},
+        build=bert.build,
+        cuts=(1, 1, 3),
+        dropout=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        weight="samples",
+        config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "vocab_size": WORDS,
+            "max_position_embeddings": 16,
+            "num_labels": LABELS,
+        },
     ),
     "t5": Zoo(
-        build=t5.build, cuts=(2, 4, 2), dropout=("dropout_rate",),
-        config={"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
-                "vocab_size": WORDS},
+        build=t5.build,
+        cuts=(2, 4, 2),
+        dropout=("dropout_rate",),
+        config={
+            "d_model": 32,
+            "d_ff": 48,
+            "d_kv": 8,
+            "num_layers": 2,
+            "num_decoder_layers": 3,
+            "num_heads": 4,
+            "vocab_size": WORDS,
+        },
     ),
-}  # fmt: skip
+}
 
 
 KINDS: dict[str, type[PreTrainedModel]] = {
-    "gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "qwen3": Qwen3ForCausalLM, "opt": OPTForCausalLM,
-    "bert": BertForSequenceClassification, "t5": T5ForConditionalGeneration,
-}  # fmt: skip
+    "gpt2": GPT2LMHeadModel,
+    "llama": LlamaForCausalLM,
+    "qwen3": Qwen3ForCausalLM,
+    "opt": OPTForCausalLM,
+    "bert": BertForSequenceClassification,
+    "t5": T5ForConditionalGeneration,
+}
 
 
-def batch(
-    name: str, step: int = 0, *, padded: bool = True, masked: bool = True
-) -> tuple[Tensors, Tensor, dict[str, Tensor]]:
+def batch(name: str, step: int = 0, *, padded: bool = True, masked: bool = True) -> tuple[Tensors, Tensor, dict[str, Tensor]]:
     """Inputs and targets for the layers, and the arguments of transformers' forward that mean the same."""
     draw = torch.Generator().manual_seed(7 + step)
     words = torch.randint(2, WORDS, (SAMPLES, LENGTH), generator=draw)
@@ -116,9 +171,7 @@ def batch(
     labels = torch.randint(2, WORDS, (SAMPLES, LENGTH - (3 if name == "t5" else 0)), generator=draw)
     labels[torch.rand(labels.shape, generator=draw) < 0.3] = -100
     if name == "t5":
-        target = nn.functional.pad(labels[:, :-1], (1, 0)).clamp(
-            min=0
-        )  # behind the start token; padding for -100
+        target = nn.functional.pad(labels[:, :-1], (1, 0)).clamp(min=0)  # behind the start token; padding for -100
         return (words, mask, target), labels, {**given, "attention_mask": mask, "labels": labels}
     return inputs, nn.functional.pad(labels[:, 1:], (0, 1), value=-100), {**given, "labels": labels}
 
@@ -221,8 +274,10 @@ def _train(
     rows: list[dict[str, Any]] = [{"cuts": zoo.cuts, "sizes": [3, 1, 2], "recompute": saved is None}]
     if two_replicas:
         first, *others = zoo.cuts
-        rows = [{"cuts": [first, sum(others)], "sizes": [2, 1], "devices": ["n0/0", "n0/1"]},
-                {"cuts": [sum(zoo.cuts)], "sizes": [1, 2], "devices": ["n0/2"]}]  # fmt: skip
+        rows = [
+            {"cuts": [first, sum(others)], "sizes": [2, 1], "devices": ["n0/0", "n0/1"]},
+            {"cuts": [sum(zoo.cuts)], "sizes": [1, 2], "devices": ["n0/2"]},
+        ]
     plan = make_plan(rows, model=name, schedule="1f1b" if backend == "torch" else "gpipe")
     layers = zoo.build(weights=folder, **dict.fromkeys(zoo.dropout, 0.0)).to(torch.float64)
     inputs, targets, _ = batch(name)
@@ -235,12 +290,8 @@ def _train(
         inputs, targets, _ = batch(name, step)
         losses.append(engine.step(engine.share(inputs), engine.share(targets)))
         optimizer.step()
-    state = {
-        f"{n}.{own}": t for n, part in engine.stage.named_children() for own, t in tensors_of(part).items()
-    }
-    found: dict[str, Any] = {
-        "losses": losses, "held": held, "state": {name: tensor.detach() for name, tensor in state.items()},
-    }  # fmt: skip
+    state = {f"{n}.{own}": t for n, part in engine.stage.named_children() for own, t in tensors_of(part).items()}
+    found: dict[str, Any] = {"losses": losses, "held": held, "state": {name: tensor.detach() for name, tensor in state.items()}}
     if saved is not None:
         found["checkpoint"] = str(checkpoint.save(saved, 3, engine.stage, optimizer, STATE, world, 1))
     engine.close()

@@ -142,12 +142,16 @@ def check_begun(job: Job, world: World) -> None:
     every = world.gather(folder.digest())
     for rank, other in zip(world.ranks, every, strict=True):
         if other != every[0]:
-            raise InputError(f"adapter.weights: the files in {folder} are others on rank {rank} ({other}) than on rank "
-                             f"{world.ranks[0]} ({every[0]}): give all hosts the same folder")  # fmt: skip
+            raise InputError(
+                f"adapter.weights: the files in {folder} are others on rank {rank} ({other}) than on rank "
+                f"{world.ranks[0]} ({every[0]}): give all hosts the same folder"
+            )
     theirs, own = folder.config.get("base_model_name_or_path"), job.model.args.get("weights")
     if world.is_main and theirs and own is not None and not is_one(str(theirs), str(own)):
-        warn(f"note: the adapters in {folder} were trained beside {shown(theirs)} (base_model_name_or_path), and go on beside "
-             f"{shown(own)} (model.args.weights)")  # fmt: skip
+        warn(
+            f"note: the adapters in {folder} were trained beside {shown(theirs)} (base_model_name_or_path), and go on beside "
+            f"{shown(own)} (model.args.weights)"
+        )
 
 
 def is_one(theirs: str | None, own: str | None) -> bool:
@@ -170,8 +174,9 @@ def check_adapted(state: object, layers: Sequence[nn.Module], source: object) ->
             "numbers of all tensors): build the model as it was, or name another folder to start anew"
         )
     before, now = adapter_said(state), adapter_keys(layers) or {}
-    others = [f"adapter.{key} was {shown(before.get(key))}, is {shown(value)}"
-              for key, value in now.items() if before.get(key) != value]  # fmt: skip
+    others = [
+        f"adapter.{key} was {shown(before.get(key))}, is {shown(value)}" for key, value in now.items() if before.get(key) != value
+    ]
     if others:
         raise InputError(f"checkpoint {source} is of other adapters; set these back:\n{listed(others)}")
 

@@ -29,17 +29,41 @@ from hetpipe.runtime.plan_engine import PlanEngine
 
 
 @overload
-def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str], step: int,
-                    scheduler: LRScheduler | None = None, *, keep: int = 3, data: object = None) -> Path: ...  # fmt: skip
+def save_checkpoint(
+    engine: PlanEngine,
+    optimizer: torch.optim.Optimizer,
+    folder: str | os.PathLike[str],
+    step: int,
+    scheduler: LRScheduler | None = None,
+    *,
+    keep: int = 3,
+    data: object = None,
+) -> Path: ...
 
 
 @overload
-def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: Store, step: int,
-                    scheduler: LRScheduler | None = None, *, keep: int = 3, data: object = None) -> Stored: ...  # fmt: skip
+def save_checkpoint(
+    engine: PlanEngine,
+    optimizer: torch.optim.Optimizer,
+    folder: Store,
+    step: int,
+    scheduler: LRScheduler | None = None,
+    *,
+    keep: int = 3,
+    data: object = None,
+) -> Stored: ...
 
 
-def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store, step: int,
-                    scheduler: LRScheduler | None = None, *, keep: int = 3, data: object = None) -> Path | Stored:  # fmt: skip
+def save_checkpoint(
+    engine: PlanEngine,
+    optimizer: torch.optim.Optimizer,
+    folder: str | os.PathLike[str] | Store,
+    step: int,
+    scheduler: LRScheduler | None = None,
+    *,
+    keep: int = 3,
+    data: object = None,
+) -> Path | Stored:
     """Save the model, the optimizer, the scheduler if there is one, `engine.steps` and the loss scale where one is in use, as
     they are after `step`, complete or not at all, and keep the newest `keep` there: in a folder, or in another store. With
     `data`, the loop's data set, a digest of what is in it is saved, too, which `load_checkpoint` compares. Every rank of the
@@ -55,8 +79,11 @@ def save_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
         if other.get("scheduler") != of_first.get("scheduler"):
             called = [_called(s.get("scheduler")) for s in (of_first, other)]
             raise InputError(f"save_checkpoint was given {called[0]} on rank {first}, and {called[1]} on rank {rank}")
-    base = {"base": found, "adapter": adapter_keys(engine.layers), "adapter_names": adapter_names(engine.layers)} if (
-        found := base_of(engine.layers)) is not None else {}
+    base = (
+        {"base": found, "adapter": adapter_keys(engine.layers), "adapter_names": adapter_names(engine.layers)}
+        if (found := base_of(engine.layers)) is not None
+        else {}
+    )
     base |= numbers_key(numbers_of_base(engine.layers, world, engine.stage))
     content = content_in(data, world)
     extra = base | {"steps": engine.steps, "loss_scale": engine.loss_scale.state_dict(), **of_first}
@@ -85,8 +112,14 @@ def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimi
     return {"scheduler": name, "scheduler_state": plain(state), "scheduled": scheduled(optimizer)}
 
 
-def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str] | Store,
-                    scheduler: LRScheduler | None = None, *, data: object = None) -> int:  # fmt: skip
+def load_checkpoint(
+    engine: PlanEngine,
+    optimizer: torch.optim.Optimizer,
+    folder: str | os.PathLike[str] | Store,
+    scheduler: LRScheduler | None = None,
+    *,
+    data: object = None,
+) -> int:
     """Take over the newest checkpoint of the folder, or of another store, whatever the plan under which it was saved, and return
     its step; 0 where there is none. The scheduler, and with it the learning rate, `engine.steps` and the loss scale go on from
     it, too. What else has changed in the loop is noted: arguments of the optimizer, the loss, the batch. Every rank of the engine
@@ -107,8 +140,15 @@ def load_checkpoint(engine: PlanEngine, optimizer: torch.optim.Optimizer, folder
     if world.is_main:
         _tell(note, state, content)
     own = world.together(lambda: _own_schedule(newest, state, scheduler, optimizer, _layers(engine)))
-    checkpoint.load(newest, engine.stage, optimizer, world, whole=engine.layers, keeps=state_keys(_like(optimizer)),
-                    advice="name another folder to start anew")  # fmt: skip
+    checkpoint.load(
+        newest,
+        engine.stage,
+        optimizer,
+        world,
+        whole=engine.layers,
+        keeps=state_keys(_like(optimizer)),
+        advice="name another folder to start anew",
+    )
     engine.left_to_others()
     if scheduler is not None:
         take_over(scheduler, optimizer, own)

@@ -56,9 +56,11 @@ def note_of_change(saved: Mapping[str, Any] | None, own: Mapping[str, Any], chec
     changed = [key for key in own if key in saved and saved[key] != own[key]]
     told = {key: f"{key} was {shown(saved[key])}, is {shown(own[key])}" for key in changed}
     if OPTIMIZER in told:
-        raise InputError(f"checkpoint {checkpoint} was saved with another optimizer: {told[OPTIMIZER]}; take the same one, or "
-                         "name "
-                         "another folder to start anew")  # fmt: skip
+        raise InputError(
+            f"checkpoint {checkpoint} was saved with another optimizer: {told[OPTIMIZER]}; take the same one, or "
+            "name "
+            "another folder to start anew"
+        )
     if not told:
         return None
     return f"note: the loop has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"

@@ -21,11 +21,25 @@ LENGTH_BYTES = 8  # of the header's length, which is little-endian
 MOST_HEADER_BYTES = 100_000_000  # the library's own limit
 METADATA = "__metadata__"
 TYPES: dict[str, torch.dtype] = {  # in the order of the library, which writes those that come last first
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E5M2": torch.float8_e5m2, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "I16": torch.int16, "U16": torch.uint16,
-    "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32,
-    "C64": torch.complex64, "F64": torch.float64, "I64": torch.int64, "U64": torch.uint64,
-}  # fmt: skip
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}
 

@@ -29,28 +29,46 @@ if TYPE_CHECKING:
     from hetpipe.finetune.program import Finetuned
 
 Texts = list[str]
-DATA = ("Chats, or questions with their answers (.jsonl, .json, .csv, .parquet, several or a pattern of such, a folder, a data "
-        "set of the hub), or plain text (.txt, .md, records with a text, a folder of such).")  # fmt: skip
+DATA = (
+    "Chats, or questions with their answers (.jsonl, .json, .csv, .parquet, several or a pattern of such, a folder, a data "
+    "set of the hub), or plain text (.txt, .md, records with a text, a folder of such)."
+)
 OUTPUT = "The folder of the run: job, checkpoints, log, adapter. A second run there goes on from the newest checkpoint."
-LORA = ("Adapters beside all linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: "
-        "all parameters train.")  # fmt: skip
-ADAPTER = ("Adapters that go on, in the place of new ones: a folder of peft, such as that of an earlier run, or its name on "
-           "Hugging Face.")  # fmt: skip
-BASE = ("How what does not train is held: as-is, bf16, fp16, nf4 or int8. By default in half precision where all devices compute "
-        "in it, else as it is.")  # fmt: skip
-LENGTH = ("The most tokens of a sample, or of a row of packed samples. By default 2048, or as many as the model has positions "
-          "for, or the longest sample has.")  # fmt: skip
+LORA = (
+    "Adapters beside all linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: "
+    "all parameters train."
+)
+ADAPTER = (
+    "Adapters that go on, in the place of new ones: a folder of peft, such as that of an earlier run, or its name on "
+    "Hugging Face."
+)
+BASE = (
+    "How what does not train is held: as-is, bf16, fp16, nf4 or int8. By default in half precision where all devices compute "
+    "in it, else as it is."
+)
+LENGTH = (
+    "The most tokens of a sample, or of a row of packed samples. By default 2048, or as many as the model has positions "
+    "for, or the longest sample has."
+)
 BATCH = "Samples (rows, where these are packed) of a step. By default 32, or all that there are."
-RATE = ("Learning rate of AdamW, after a warm-up over 3 % of the steps; it falls by a cosine. By default 2e-4 with adapters, "
-        "1e-5 without.")  # fmt: skip
-PRECISION = ("Of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. By "
-             "default auto on GPUs, else fp32.")  # fmt: skip
+RATE = (
+    "Learning rate of AdamW, after a warm-up over 3 % of the steps; it falls by a cosine. By default 2e-4 with adapters, "
+    "1e-5 without."
+)
+PRECISION = (
+    "Of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. By "
+    "default auto on GPUs, else fp32."
+)
 TOKENIZER = "Another folder, or name, with the tokenizer. By default the model's."
-TURNS = ("Which answers of a chat are learned: auto (all, in one row where the template writes each the same whatever follows, "
-         "else in samples of their own), all (in one row), or last.")  # fmt: skip
+TURNS = (
+    "Which answers of a chat are learned: auto (all, in one row where the template writes each the same whatever follows, "
+    "else in samples of their own), all (in one row), or last."
+)
 TEMPLATE = "A file with another template of chats (Jinja); none: questions and answers are written without any."
-THINKING = ("Whether answers begin with a thought, for templates that are told so: on, or off, which also leaves thoughts out of "
-            "answers. By default what each answer has.")  # fmt: skip
+THINKING = (
+    "Whether answers begin with a thought, for templates that are told so: on, or off, which also leaves thoughts out of "
+    "answers. By default what each answer has."
+)
 COLUMNS = "What the data call their keys and roles: prompt=question,completion=answer, or role=speaker,assistant=bot."
 CLUSTER = "cluster.yaml: which devices there are. By default all that are here."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
@@ -88,11 +106,26 @@ def finetune(
     writes an adapter for peft. Asks nothing. Starts its own ranks on one machine; works unchanged under torchrun on many."""
     check_environment()
     asked = Asked(
-        model=model, data=tuple(data), out=output, lora=lora, adapter=adapter, base=base, length=length,
-        global_batch=global_batch, epochs=epochs, rate=rate, precision=precision, tokenizer=tokenizer, turns=turns,
-        template=template, thinking=thinking, columns=columns, cluster=cluster, emulate=tuple(emulate or ()),
+        model=model,
+        data=tuple(data),
+        out=output,
+        lora=lora,
+        adapter=adapter,
+        base=base,
+        length=length,
+        global_batch=global_batch,
+        epochs=epochs,
+        rate=rate,
+        precision=precision,
+        tokenizer=tokenizer,
+        turns=turns,
+        template=template,
+        thinking=thinking,
+        columns=columns,
+        cluster=cluster,
+        emulate=tuple(emulate or ()),
         settings=tuple(settings or ()),
-    )  # fmt: skip
+    )
     is_main = place().rank == 0
     if is_main:
         check_output(write_job)
@@ -151,5 +184,7 @@ def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
     if found.folder is not None:
         what = "the adapter is" if made.job.adapter is not None else "the model is"
         out.print(f"{what} in {found.folder}; to load it:\n\n{how_to_load(found, made.job)}\n", soft_wrap=True, highlight=False)
-    out.print(f"the job is {job}; its log and report are in {made.job.log.folder if made.job.log is not None else folder}",
-              soft_wrap=True)  # fmt: skip
+    out.print(
+        f"the job is {job}; its log and report are in {made.job.log.folder if made.job.log is not None else folder}",
+        soft_wrap=True,
+    )

@@ -69,8 +69,10 @@ def instead_text(other: Instead, step_seconds: float) -> str:
 
 def _memory(devices: tuple[Held, ...]) -> str:
     told = devices if len(devices) <= MOST else sorted(devices, key=lambda d: -d.bytes / max(1, d.of_bytes))[:MOST]
-    parts = [f"{d.device} {d.kind} {human_bytes(d.bytes)} of {human_bytes(d.of_bytes)} ({percent(d.bytes / max(1, d.of_bytes))})"
-             for d in told]  # fmt: skip
+    parts = [
+        f"{d.device} {d.kind} {human_bytes(d.bytes)} of {human_bytes(d.of_bytes)} ({percent(d.bytes / max(1, d.of_bytes))})"
+        for d in told
+    ]
     return "; ".join(parts) + (f"; {len(devices) - MOST} more, less full" if len(devices) > MOST else "")
 
 

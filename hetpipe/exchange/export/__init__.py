@@ -26,9 +26,7 @@ TARGETS: dict[str, Callable[[Plan, Cluster | None, tuple[int, int] | None], Expo
 }
 
 
-def export(
-    plan: Plan, target: str, *, cluster: Cluster | None = None, blocks: tuple[int, int] | None = None
-) -> Export:
+def export(plan: Plan, target: str, *, cluster: Cluster | None = None, blocks: tuple[int, int] | None = None) -> Export:
     """The plan as launch arguments of `target`. `blocks` [lo, hi) are the layers that are transformer blocks (Megatron
     counts only those; by default all but the first and the last). InputError if something does not fit together."""
     if target not in TARGETS:

@@ -42,9 +42,7 @@ def export_deepspeed(plan: Plan, cluster: Cluster | None) -> Export:
         f"data-parallel size {dp}: DeepSpeed derives it from the number of processes; schedule 1F1B",
     ]
     if tp > 1:
-        assumed.append(
-            f"topology=PipeModelDataParallelTopology(num_pp={pp}, num_mp={tp}, num_dp={dp}), with layers of your own"
-        )
+        assumed.append(f"topology=PipeModelDataParallelTopology(num_pp={pp}, num_mp={tp}, num_dp={dp}), with layers of your own")
     nodes = launches(order, cluster)
     include = "@".join(f"{launch.host}:{','.join(map(str, launch.indices))}" for launch in nodes)
     text = [

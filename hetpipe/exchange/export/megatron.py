@@ -48,10 +48,7 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
         f"--micro-batch-size {shape.micro}",
         f"--global-batch-size {shape.batch}",
         *(["--use-tp-pp-dp-mapping"] if pp_first else []),
-        *(
-            ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
-            * shape.recompute
-        ),
+        *(["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * shape.recompute),
     ]
     assumed = [
         f"layers {lo} to {hi - 1} are transformer blocks, those before belong to the embedding, those after to the head",

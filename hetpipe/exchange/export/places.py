@@ -28,9 +28,7 @@ def launches(ids: Sequence[str], cluster: Cluster | None) -> list[Launch]:
         node, index = device.rsplit("/", 1)
         by_node.setdefault(node, []).append(int(index))
     hosts = {} if cluster is None else {node.name: node.host or node.name for node in cluster.nodes}
-    return [
-        Launch(node=node, host=hosts.get(node, node), indices=tuple(found)) for node, found in by_node.items()
-    ]
+    return [Launch(node=node, host=hosts.get(node, node), indices=tuple(found)) for node, found in by_node.items()]
 
 
 def devices_by_rank(
@@ -48,11 +46,7 @@ def devices_by_rank(
     ids = [where[w] for w in wish if w in where]
     spare = [d for d in plan.device_ids if d not in ids]
     ids += spare[: len(wish) - len(ids)]
-    order = [
-        f"{launch.node}/{i}"
-        for launch in launches(ids, None)
-        for i in (sorted(launch.indices) if sort else launch.indices)
-    ]
+    order = [f"{launch.node}/{i}" for launch in launches(ids, None) for i in (sorted(launch.indices) if sort else launch.indices)]
     role_of = {device: w for w, device in where.items()}
     wrong = [
         f"the place of {device}: stage {role_of[device][1]} of replica {role_of[device][0]} in the plan, here stage {w[1]} "

@@ -30,9 +30,7 @@ def header(plan: Plan, system: str, lost: Sequence[str], assumed: Sequence[str] 
     ]
     if plan.predicted is not None:
         seconds = plan.predicted.step_seconds
-        lines.append(
-            f"# The plan's predicted step, {seconds:.6g} s, is not predicted for what differs from it."
-        )
+        lines.append(f"# The plan's predicted step, {seconds:.6g} s, is not predicted for what differs from it.")
     lines.append(f"# {system} cannot express:" if lost else f"# Nothing of the plan is lost in {system}.")
     lines += [f"#   - {item}" for item in lost]
     return lines + [f"# Assumed: {item}" for item in assumed]

@@ -40,16 +40,12 @@ def nearest_shape(plan: Plan, lost: list[str]) -> Shape:
     dp = max(1, len(plan.device_ids) // (tp * pp))
     unused = len(plan.device_ids) - tp * pp * dp
     if unused > 0:
-        lost.append(
-            f"{unused} of the plan's {len(plan.device_ids)} devices, which do not fill another replica"
-        )
+        lost.append(f"{unused} of the plan's {len(plan.device_ids)} devices, which do not fill another replica")
     ends = _common_ends(plan, pp, lost)
     micro, batch = _common_batch(plan, dp, lost)
     recompute = [stage.recompute for replica in plan.replicas for stage in replica.stages]
     if any(recompute) and not all(recompute):
-        lost.append(
-            f"recompute per stage: the plan has it on {sum(recompute)} of {len(recompute)} stages, here all have it"
-        )
+        lost.append(f"recompute per stage: the plan has it on {sum(recompute)} of {len(recompute)} stages, here all have it")
     if away := sum(stage.offload for replica in plan.replicas for stage in replica.stages):
         lost.append(f"activations in host memory: the plan has {away} of {len(recompute)} stages offload them, here none does")
     _schedule(plan, lost)
@@ -63,9 +59,7 @@ def _common_ends(plan: Plan, pp: int, lost: list[str]) -> tuple[int, ...]:
     most = max(same, key=lambda r: r.samples)
     ends = (0, *(stage.layers[1] for stage in most.stages))
     if len(found) > 1:
-        lost.append(
-            f"different cuts per replica: the plan's are {sorted(list(e) for e in found)}, here all have {list(ends)}"
-        )
+        lost.append(f"different cuts per replica: the plan's are {sorted(list(e) for e in found)}, here all have {list(ends)}")
     return ends
 
 
@@ -73,9 +67,7 @@ def _common_batch(plan: Plan, dp: int, lost: list[str]) -> tuple[int, int]:
     """The micro-batch size, and the global batch, which must be a multiple of it times dp."""
     shares = [replica.samples for replica in plan.replicas]
     if len(set(shares)) > 1:
-        lost.append(
-            f"unequal shares of the batch: the plan's replicas take {shares} samples, here all the same"
-        )
+        lost.append(f"unequal shares of the batch: the plan's replicas take {shares} samples, here all the same")
     sizes = Counter(size for replica in plan.replicas for size in replica.microbatch_sizes)
     usual = sizes.most_common(1)[0][0]
     fitting = [b for b in range(1, usual + 1) if plan.global_batch % (b * dp) == 0]
@@ -88,9 +80,7 @@ def _common_batch(plan: Plan, dp: int, lost: list[str]) -> tuple[int, int]:
             f"micro-batches of {usual}: the batch must be a multiple of micro-batch × {counted(dp, 'replica')}; here {micro}"
         )
     if batch != plan.global_batch:
-        lost.append(
-            f"a global batch of {plan.global_batch}: it is no multiple of {counted(dp, 'replica')}; here {batch}"
-        )
+        lost.append(f"a global batch of {plan.global_batch}: it is no multiple of {counted(dp, 'replica')}; here {batch}")
     return micro, batch
 
 
@@ -111,6 +101,4 @@ def unequal_devices(plan: Plan, cluster: Cluster | None, lost: list[str]) -> Non
     """Of types that differ, `lost` says so."""
     kinds = [] if cluster is None else sorted({cluster.device(d).type for d in plan.device_ids})
     if len(kinds) > 1:
-        lost.append(
-            f"unequal devices: it takes {', '.join(kinds)} to be equally fast and to have the same memory"
-        )
+        lost.append(f"unequal devices: it takes {', '.join(kinds)} to be equally fast and to have the same memory")

@@ -26,15 +26,12 @@ def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:
     idle = [device for device in ids if device not in plan.device_ids]
     assumed = ["JOB.yaml names the model, the data and the cluster file, PLAN.json is this plan"]
     if cluster is None:
-        assumed.append(
-            "the nodes below are all nodes of the cluster file, in its order (give --cluster to be sure)"
-        )
+        assumed.append("the nodes below are all nodes of the cluster file, in its order (give --cluster to be sure)")
     if idle:
         assumed.append(f"processes of devices without a stage wait: {', '.join(idle)}")
     nodes = launches(ids, cluster)
     lines = [
-        (launch, f"{start(launch, i, nodes, False)} -m hetpipe train JOB.yaml --plan PLAN.json")
-        for i, launch in enumerate(nodes)
+        (launch, f"{start(launch, i, nodes, False)} -m hetpipe train JOB.yaml --plan PLAN.json") for i, launch in enumerate(nodes)
     ]
     text = "\n".join([*header(plan, "torchrun", lost, assumed), *cases(lines)]) + "\n"
     return Export(target="torchrun", text=text, lost=tuple(lost))

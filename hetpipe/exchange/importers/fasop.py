@@ -20,7 +20,8 @@ from hetpipe.exchange.importers.options import Imported, ImportOptions, given_cl
 from hetpipe.exchange.importers.transformer import GptBytes, gpt_bytes
 from hetpipe.files.limits import MOST_LAYERS
 from hetpipe.files.messages import InputError, cut, nearest
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 BACKWARD = 2.0  # backward over forward seconds
 TIED = ("embedding", "head")  # share the table of the vocabulary
@@ -54,15 +55,10 @@ def import_fasop(folder: Path, options: ImportOptions) -> Imported:
         format="hetpipe.profile/1",
         model=options.model,
         layers=layers,
-        measurements=tuple(
-            _measurement(device, degree, row, kinds, options) for (device, degree), row in seconds.items()
-        ),
+        measurements=tuple(_measurement(device, degree, row, kinds, options) for (device, degree), row in seconds.items()),
         # Mixed precision: float32 parameters and two moments beside 2-byte parameters and gradients are 12 of 16 bytes.
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=6.0 if options.number_bytes == 2 else 2.0),
-        provenance={
-            "source": f"FASOP, {folder.name}; bytes from the model's sizes",
-            "backward_over_forward": BACKWARD,
-        },
+        provenance={"source": f"FASOP, {folder.name}; bytes from the model's sizes", "backward_over_forward": BACKWARD},
     )
     return Imported(profile, given_cluster(options))
 
@@ -88,9 +84,7 @@ def _of_kinds(three: GptBytes, kinds: list[LayerKind]) -> GptBytes:
 def _measurement(device_type: str, degree: int, row: list[float], kinds: list[LayerKind], options: ImportOptions) -> Measurement:
     shard = _of_kinds(gpt_bytes(3, options, degree), kinds)
     sizes = SIZES if options.model in A100 else (1,)
-    forward = [
-        tuple(factor(options.model, device_type, kind, b) * t for kind, t in zip(kinds, row, strict=True)) for b in sizes
-    ]
+    forward = [tuple(factor(options.model, device_type, kind, b) * t for kind, t in zip(kinds, row, strict=True)) for b in sizes]
     return Measurement(
         device_type=device_type,
         tensor_parallel=degree,

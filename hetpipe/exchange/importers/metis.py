@@ -25,11 +25,12 @@ from hetpipe.exchange.importers.options import (
     mapping,
     numbers,
     split_by,
-)  # fmt: skip
+)
 from hetpipe.files.formats import read_mapping, read_text
 from hetpipe.files.messages import InputError, shown
 from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 FORWARD = 1 / 3
 MIB = 2**20
@@ -46,9 +47,7 @@ class _File(NamedTuple):
 def import_metis(sources: Sequence[Path], options: ImportOptions) -> Imported:
     """The profile of the folder, and the cluster of clusterfile and hostfile (or of the options, without them)."""
     if len(sources) not in (1, 3):
-        raise InputError(
-            f"metis takes a folder, or a folder, a clusterfile and a hostfile; {len(sources)} were given"
-        )
+        raise InputError(f"metis takes a folder, or a folder, a clusterfile and a hostfile; {len(sources)} were given")
     options.require("Metis", "hidden_size", "sequence_length")
     files = _read(sources[0])
     first = next(iter(files.values()))
@@ -68,14 +67,14 @@ def import_metis(sources: Sequence[Path], options: ImportOptions) -> Imported:
         for i, p in enumerate(first.parameters)
     )
     profile = Profile(
-        format="hetpipe.profile/1", model=options.model, layers=layers, measurements=measurements,
+        format="hetpipe.profile/1",
+        model=options.model,
+        layers=layers,
+        measurements=measurements,
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=6.0 if options.number_bytes == 2 else 2.0),
         provenance={"source": f"Metis (ATC '24), {sources[0].name}", "forward_part_of_times": FORWARD},
-    )  # fmt: skip
-    return Imported(
-        profile,
-        metis_cluster(sources[1], sources[2], options) if len(sources) == 3 else given_cluster(options),
     )
+    return Imported(profile, metis_cluster(sources[1], sources[2], options) if len(sources) == 3 else given_cluster(options))
 
 
 def _read(folder: Path) -> dict[tuple[str, int, int], _File]:
@@ -106,10 +105,7 @@ def _file(path: Path) -> _File:
     optimizer = numbers([times.get("optimizer_time_ms", 0.0)], f"{path}: optimizer_time_ms")[0]
     return _File(
         [x / 1e3 for x in ms],
-        [
-            x * MIB
-            for x in numbers(memory.get("layer_memory_total_mb"), f"{path}: layer_memory_total_mb", len(ms))
-        ],
+        [x * MIB for x in numbers(memory.get("layer_memory_total_mb"), f"{path}: layer_memory_total_mb", len(ms))],
         numbers(model.get("parameters_per_layer_bytes"), f"{path}: parameters_per_layer_bytes", len(ms)),
         optimizer / 1e3,
     )
@@ -127,9 +123,7 @@ def _saved(kind: str, degree: int, files: dict[tuple[str, int, int], _File]) -> 
         pairs = zip(sizes[small].memory, sizes[large].memory, strict=True)
         return [max(0, round((b - a) / (large - small))) for a, b in pairs]
     file = sizes[small]
-    return [
-        max(0, round((m - 4 * p / degree) / small)) for m, p in zip(file.memory, file.parameters, strict=True)
-    ]
+    return [max(0, round((m - 4 * p / degree) / small)) for m, p in zip(file.memory, file.parameters, strict=True)]
 
 
 def _measurement(kind: str, degree: int, files: dict[tuple[str, int, int], _File]) -> Measurement:
@@ -159,14 +153,10 @@ def metis_cluster(clusterfile: Path, hostfile: Path, options: ImportOptions) -> 
         return Link(bandwidth=rate if rate >= 1e5 else rate * 1e9)
 
     def between(a: str, b: str) -> Link:
-        return min(
-            (link(kind, "inter_bandwidth") for kind in (a, b)), key=lambda found: found.bandwidth or 0.0
-        )
+        return min((link(kind, "inter_bandwidth") for kind in (a, b)), key=lambda found: found.bandwidth or 0.0)
 
     known = ImportOptions(model=options.model, memory={**memory, **options.memory})
-    return make_cluster(
-        [spec for spec, _ in nodes], known, lambda kind: link(kind, "intra_bandwidth"), between
-    )
+    return make_cluster([spec for spec, _ in nodes], known, lambda kind: link(kind, "intra_bandwidth"), between)
 
 
 def _lines(path: Path) -> list[str]:

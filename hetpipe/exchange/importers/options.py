@@ -86,18 +86,14 @@ class ImportOptions:
             raise InputError(f"{layout}'s layout does not hold what {', '.join(missing)} would say; give it")
 
 
-def parse_quantities(
-    link: str | None, inside: Sequence[str], memory: Sequence[str]
-) -> tuple[dict[str, Link], dict[str, int]]:
+def parse_quantities(link: str | None, inside: Sequence[str], memory: Sequence[str]) -> tuple[dict[str, Link], dict[str, int]]:
     """Links by device type ("" between nodes) and bytes by device type, from '5 GB/s', 'A100=230 GB/s' and 'A100=40 GiB'."""
     try:
         links = {kind: Link(bandwidth=_rate(value)) for kind, value in _pairs(inside, "A100=230 GB/s")}
         sizes = {kind: _size(value) for kind, value in _pairs(memory, "A100=40 GiB")}
         return ({"": Link(bandwidth=_rate(link)), **links} if link is not None else links), sizes
     except ValidationError as error:
-        raise InputError(
-            "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
-        ) from None
+        raise InputError("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from None
 
 
 def _rate(text: str) -> float:
@@ -193,9 +189,7 @@ def given_cluster(options: ImportOptions) -> Cluster | None:
     specs = parse_nodes(options.nodes)
     missing = sorted({s.kind for s in specs if s.devices > 1 and s.kind not in options.inside})
     if missing:
-        raise InputError(
-            f"the link inside nodes of {', '.join(missing)} is not known; say it: --inside '{missing[0]}=12 GB/s'"
-        )
+        raise InputError(f"the link inside nodes of {', '.join(missing)} is not known; say it: --inside '{missing[0]}=12 GB/s'")
     if link is None:
         raise InputError("the link between nodes is not known; say it: --link '5 GB/s'")
     return make_cluster(specs, options, lambda kind: options.inside[kind], lambda a, b: link)
@@ -206,9 +200,7 @@ def numbers(value: Any, where: str, count: int | None = None) -> list[float]:
     if not isinstance(value, list) or not all(
         isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= LARGEST for x in value
     ):
-        raise InputError(
-            f"{where}: expected a list of numbers that are not negative, up to {LARGEST:g}, found {shown(value)}"
-        )
+        raise InputError(f"{where}: expected a list of numbers that are not negative, up to {LARGEST:g}, found {shown(value)}")
     if count is not None and len(value) != count:
         raise InputError(f"{where}: {len(value)} numbers for {count} layers")
     return [float(x) for x in value]

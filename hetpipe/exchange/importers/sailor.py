@@ -35,7 +35,8 @@ from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import LEAST_BYTES_PER_SECOND
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.spec.cluster import AdapterCount, Cluster, Link
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 MEASURED_BLOCKS = 2  # of the layers that are all alike, how many the published measurements ran
 LOSS_BYTES = 4
@@ -65,10 +66,7 @@ def import_sailor(folder: Path, options: ImportOptions) -> Imported:
         measurements=tuple(measurements),
         optimizer=OptimizerProfile(state_bytes_per_parameter_byte=2.0),  # Adam in float32
         input_bytes_per_sample=bytes_of[1]["in"][0],
-        provenance={
-            "source": "Sailor (SOSP '25), layer_times.json and layer_sizes.json",
-            "left_out": left_out,
-        },
+        provenance={"source": "Sailor (SOSP '25), layer_times.json and layer_sizes.json", "left_out": left_out},
     )
     return Imported(profile, sailor_cluster(folder, options) if options.nodes else None)
 
@@ -106,12 +104,7 @@ def curve_link(curve: Any, where: str) -> Link:
     A quadratic is no model of small messages (it falls to zero) nor of large ones (it falls again): times below the size
     that takes least stay at that least, and bandwidth stays at its peak, or at the greatest measured, above it.
     """
-    if (
-        not isinstance(curve, list)
-        or len(curve) != 2
-        or not _is_number(curve[1])
-        or not curve[1] > 0
-    ):
+    if not isinstance(curve, list) or len(curve) != 2 or not _is_number(curve[1]) or not curve[1] > 0:
         raise InputError(f"{where}: expected [[a, b, c], greatest bytes per second], found {shown(curve)}")
     if not isinstance(curve[0], list) or len(curve[0]) != 3 or not all(map(_is_number, curve[0])):
         raise InputError(f"{where}: expected three coefficients, found {shown(curve[0])}")
@@ -152,15 +145,9 @@ def _sizes(rows: Any, degree: int) -> dict[str, list[int]]:
     """Bytes of each layer: parameters, in, out, and what its forward leaves allocated."""
     where = f"layer_sizes.json: degree {degree}"
     layers = [mapping(row, where) for row in _ordered(rows, where)]
-    keys = {
-        "parameters": "params_bytes",
-        "in": "act_input_bytes",
-        "out": "act_output_bytes",
-        "left": "act_mem_bytes",
-    }
+    keys = {"parameters": "params_bytes", "in": "act_input_bytes", "out": "act_output_bytes", "left": "act_mem_bytes"}
     return {
-        name: [round(x) for x in numbers([layer.get(key) for layer in layers], f"{where}: {key}")]
-        for name, key in keys.items()
+        name: [round(x) for x in numbers([layer.get(key) for layer in layers], f"{where}: {key}")] for name, key in keys.items()
     }
 
 
@@ -203,9 +190,7 @@ def _measurement(
         microbatch_sizes=tuple(rows),
         forward_seconds=tuple(tuple(layer[0] for layer in row) for row in rows.values()),
         backward_seconds=tuple(tuple(layer[1] for layer in row) for row in rows.values()),
-        optimizer_seconds=_optimizer(
-            [[layer[2] for layer in row] for row in rows.values()], sizes["parameters"]
-        ),
+        optimizer_seconds=_optimizer([[layer[2] for layer in row] for row in rows.values()], sizes["parameters"]),
         parameter_bytes=tuple(sizes["parameters"]) if degree > 1 else None,
         saved_bytes_per_sample=tuple(_saved(sizes, bytes_of[1]["in"][0])) if degree > 1 else None,
     )

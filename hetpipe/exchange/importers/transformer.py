@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.hf.sizes import TransformerSizes
 from hetpipe.spec.number_types import BYTES, TYPE_OF, Precision
-from hetpipe.spec.profile import LayerProfile, Measurement, OptimizerProfile, Profile
+from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.spec.profiles.measurement import Measurement
 
 NUMBER_BYTES: dict[Precision, int] = {precision: BYTES[number_type] for precision, number_type in TYPE_OF.items()}
 
@@ -32,8 +33,13 @@ def gpt_bytes(layers: int, options: ImportOptions, degree: int = 1) -> GptBytes:
     probabilities 2·s·v·p/t. Outputs: s·h·p, and 4 bytes of loss.
     """
     h, s, a, v, p, t = (
-        options.hidden_size, options.sequence_length, options.attention_heads, options.vocabulary, options.number_bytes, degree,
-    )  # fmt: skip
+        options.hidden_size,
+        options.sequence_length,
+        options.attention_heads,
+        options.vocabulary,
+        options.number_bytes,
+        degree,
+    )
     masks = 2 + a * s / (h * t)
     block = s * h * ((10 + 24 / t + 5 * a * s / (h * t) - masks) * p / 2 + masks)
     inner = layers - 2
@@ -86,9 +92,7 @@ def transformer_profile(
     )
 
 
-def _measurement(
-    kind: str, precision: Precision, cell: Cell, sizes: TransformerSizes, options: ImportOptions
-) -> Measurement:
+def _measurement(kind: str, precision: Precision, cell: Cell, sizes: TransformerSizes, options: ImportOptions) -> Measurement:
     """Embedding, layers and head on one device type."""
     head = sizes.head_parameters / sizes.layer_parameters
     own = gpt_bytes(sizes.layers + 2, replace(options, number_bytes=NUMBER_BYTES[precision])).saved

@@ -20,14 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hetpipe.exchange.importers.options import (
-    LARGEST,
-    Imported,
-    ImportOptions,
-    given_cluster,
-    mapping,
-    numbers,
-)
+from hetpipe.exchange.importers.options import LARGEST, Imported, ImportOptions, given_cluster, mapping, numbers
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
 from hetpipe.files.formats import read_mapping
@@ -49,12 +42,14 @@ def import_zorse(folder: Path, options: ImportOptions) -> Imported:
     gpus = _choose(read_mapping(folder / where), options.model, where)
     model = read_sizes(_sizes(read_mapping(folder / "model_stats.json"), options.model), options)
     profile = transformer_profile(
-        model, _cells(gpus, options), options,
+        model,
+        _cells(gpus, options),
+        options,
         provenance={
             "source": f"Zorse (arXiv 2507.10392), {where}: {options.sequence_length} tokens; bytes from the model's sizes",
             "left_out": ["the optimizer's time", "communication", "other sequence lengths"],
         },
-    )  # fmt: skip
+    )
     described = folder / "cluster_info.json"
     if options.nodes or not described.exists():
         return Imported(profile, given_cluster(options))

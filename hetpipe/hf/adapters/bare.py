@@ -34,8 +34,9 @@ def _bare(module: Any, modules: dict[nn.Module, nn.Module], tensors: dict[int, T
     modules[module] = found
     vars(found)["_parameters"] = {name: _empty(p, tensors) for name, p in base._parameters.items()}
     vars(found)["_buffers"] = {name: _empty(b, tensors) for name, b in base._buffers.items()}
-    vars(found)["_modules"] = {name: child if child is None else _bare(child, modules, tensors)
-                               for name, child in base._modules.items()}  # fmt: skip
+    vars(found)["_modules"] = {
+        name: child if child is None else _bare(child, modules, tensors) for name, child in base._modules.items()
+    }
     return found
 
 

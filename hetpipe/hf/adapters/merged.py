@@ -51,8 +51,10 @@ def check_mergeable(layers: nn.Sequential) -> None:
     for path, _ in trained_in(layers).adapters.values():
         shared = [name for name in alike.get(f"{path}.weight", []) if name != f"{path}.weight"]
         if shared:
-            raise InputError(f"the adapter of {path!r} cannot be merged: its matrix is that of {shared[0].rpartition('.')[0]!r}, "
-                             "too, to which nothing may be added; export the adapters without --merge")  # fmt: skip
+            raise InputError(
+                f"the adapter of {path!r} cannot be merged: its matrix is that of {shared[0].rpartition('.')[0]!r}, "
+                "too, to which nothing may be added; export the adapters without --merge"
+            )
 
 
 def _names_of_one(model: nn.Module) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ def target_modules(paths: Collection[str], known: Collection[str] | None, *, sho
 
 def modules_to_save(
     paths: Collection[str], known: Collection[str] | None, adapted: Collection[str], *, short: bool
-) -> list[str] | None:  # fmt: skip
+) -> list[str] | None:
     """What lets peft take these modules as a whole, likewise, and adapt those that are `adapted`. Where no name does, it is that
     of the file, with its prefix: peft then finds no such module, and loads the tensors into the model itself."""
     for names in _choices(paths, short) if known is not None else []:

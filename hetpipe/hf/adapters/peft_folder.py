@@ -19,14 +19,7 @@ from hetpipe.hf.adapters.patterns import modules_to_save, target_modules
 from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.adapters.folder import PREFIX
 from hetpipe.layers.adapters.low_rank import load_peft
-from hetpipe.layers.adapters.names import (
-    ADAPTER,
-    Trained,
-    names_of,
-    split_kind,
-    trained_in,
-    uncompiled_layers,
-)
+from hetpipe.layers.adapters.names import ADAPTER, Trained, names_of, split_kind, trained_in, uncompiled_layers
 from hetpipe.layers.adapters.targets import is_turned
 from hetpipe.layers.transforms import lineage_of
 from hetpipe.spec.sections.adapter import WEIGHTS_FILE, AdapterSection
@@ -54,9 +47,7 @@ def write_adapters(layers: nn.Sequential, section: AdapterSection, read: Callabl
     return write_named(trained_in(layers), section, read, folder, _base_of(layers))
 
 
-def write_named(
-    trained: Trained, section: AdapterSection, read: Callable[[str], Tensor], folder: str | Path, base: Base
-) -> Path:  # fmt: skip
+def write_named(trained: Trained, section: AdapterSection, read: Callable[[str], Tensor], folder: str | Path, base: Base) -> Path:
     """Write what trained, by the names that it has outside."""
     load_peft()
     tensors = {f"{PREFIX}{path}.{kind}": name for name, (path, kind) in trained.adapters.items()}
@@ -78,9 +69,13 @@ def _base_of(layers: nn.Sequential) -> Base:
             return Base(known={name[:at] for name in names for at, letter in enumerate(name) if letter == "."})
         return Base(bare_chain(layers), otherwise="load the checkpoint where they are used (hetpipe.load_weights)")
     model, folder = first.origin.model, first.origin.folder
-    return Base(copy.deepcopy(model), name=str(folder.named) if folder is not None else None,
-                revision=folder.revision if folder is not None else None, task=_task(type(model).__name__),
-                otherwise="write the whole model, with --merge")  # fmt: skip
+    return Base(
+        copy.deepcopy(model),
+        name=str(folder.named) if folder is not None else None,
+        revision=folder.revision if folder is not None else None,
+        task=_task(type(model).__name__),
+        otherwise="write the whole model, with --merge",
+    )
 
 
 def _check_loads(keys: Collection[str], model: nn.Module, folder: Path, otherwise: str) -> None:
@@ -120,13 +115,19 @@ def _config(section: AdapterSection, trained: Trained, base: Base) -> PeftConfig
     modules = dict(base.model.named_modules(remove_duplicate=False)) if base.model is not None else {}
     known, short = (modules.keys(), True) if base.model is not None else (base.known, False)
     return LoraConfig(
-        r=section.r, lora_alpha=section.alpha, lora_dropout=section.dropout,  # type: ignore[arg-type]  # peft takes any number
-        use_rslora=section.rank_stabilized, use_dora=section.use_dora,
+        r=section.r,
+        lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft takes any number
+        lora_dropout=section.dropout,
+        use_rslora=section.rank_stabilized,
+        use_dora=section.use_dora,
         fan_in_fan_out=any(is_turned(modules[path]) for path in adapted if path in modules),
         target_modules=target_modules(adapted, known, short=short),
         modules_to_save=modules_to_save(whole, known, adapted, short=short),
-        inference_mode=True, task_type=base.task, base_model_name_or_path=base.name, revision=base.revision,
-    )  # fmt: skip
+        inference_mode=True,
+        task_type=base.task,
+        base_model_name_or_path=base.name,
+        revision=base.revision,
+    )
 
 
 def _task(name: str) -> str | None:

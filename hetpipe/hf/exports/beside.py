@@ -81,8 +81,10 @@ def _write_tokenizer(target: Path, words: Words, base: Path | None) -> None:
         _write_template(target, words, source)
     except InputError as error:
         _remove_template(target)
-        warn(f"note: the tokenizer in {target} is without a template of chats, since that of the run's data is not at hand: "
-             f"{error}")  # fmt: skip
+        warn(
+            f"note: the tokenizer in {target} is without a template of chats, since that of the run's data is not at hand: "
+            f"{error}"
+        )
 
 
 def _copy_tokenizer(target: Path, words: Words, base: Path | None) -> Path:

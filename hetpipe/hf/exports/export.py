@@ -52,7 +52,7 @@ def check_new_folder(folder: str | Path) -> None:
 
 def export_weights(
     model: nn.Sequential | None, checkpoint: str | os.PathLike[str] | Store | Stored, folder: str | Path, *, merge: bool = False
-) -> Path:  # fmt: skip
+) -> Path:
     """Write a checkpoint's weights into a new folder, in safetensors files of about 1 GiB; no more than one file's tensors are in
     memory at a time.
 
@@ -93,8 +93,9 @@ def export_weights(
 def _unmerged(*, said: bool) -> InputError:
     """`said`: by a checkpoint that is all that there is."""
     what = "a checkpoint alone does not say to which model its adapters are added" if said else "there are no adapters to merge"
-    return InputError(f"{what}: name the job with its section 'adapter' (hetpipe export-weights JOB.yaml --merge), or leave "
-                      "--merge out")  # fmt: skip
+    return InputError(
+        f"{what}: name the job with its section 'adapter' (hetpipe export-weights JOB.yaml --merge), or leave --merge out"
+    )
 
 
 def _origin_of(layers: nn.Sequential | None) -> Origin | None:
@@ -105,9 +106,7 @@ def _origin_of(layers: nn.Sequential | None) -> Origin | None:
     return found.origin if isinstance(found, HFLayer) else None
 
 
-def _export_plain(
-    layers: nn.Sequential | None, saved: Stored, available: PartTensors, folder: str | Path
-) -> Path:  # fmt: skip
+def _export_plain(layers: nn.Sequential | None, saved: Stored, available: PartTensors, folder: str | Path) -> Path:
     if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
@@ -116,9 +115,8 @@ def _export_plain(
 
 
 def _export_adapted(
-    layers: nn.Sequential, section: AdapterSection, saved: Stored, available: PartTensors, folder: str | Path, *,
-    merge: bool,
-) -> Path:  # fmt: skip
+    layers: nn.Sequential, section: AdapterSection, saved: Stored, available: PartTensors, folder: str | Path, *, merge: bool
+) -> Path:
     """Adapters, or the whole model with them."""
     if faults := model_faults(available, model_state(layers), surplus=True):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
@@ -131,8 +129,10 @@ def _export_adapted(
         return write_adapters(layers, section, read, folder)
     origin = _origin_of(layers)
     if origin is None:
-        raise InputError("only the adapters of models of transformers are merged: load the checkpoint (hetpipe.load_weights), "
-                         "and add them in a program of your own")  # fmt: skip
+        raise InputError(
+            "only the adapters of models of transformers are merged: load the checkpoint (hetpipe.load_weights), "
+            "and add them in a program of your own"
+        )
     check_mergeable(layers)
     target = make_folder(folder)
     parts = _of_its_base(merged_layers(layers, read), layers, saved)
@@ -151,19 +151,20 @@ def _of_its_base(parts: Iterable[dict[str, Tensor]], layers: nn.Sequential, save
     check_numbers(read_saved(saved).base_numbers, numbers_of_base(layers, alone()), saved)
 
 
-def _export_named(
-    state: TrainerState | LoopState, saved: Stored, available: PartTensors, folder: str | Path
-) -> Path:  # fmt: skip
+def _export_named(state: TrainerState | LoopState, saved: Stored, available: PartTensors, folder: str | Path) -> Path:
     """Adapters, by what a checkpoint says of them."""
     names = state.adapter_names if isinstance(state, LoopState) else None
     if names is None:
-        raise InputError(f"checkpoint {saved} does not say what its adapters are called outside of the model that was trained: "
-                         "name the job (hetpipe export-weights JOB.yaml), or give the model to hetpipe.export_weights"
-                         )  # fmt: skip
+        raise InputError(
+            f"checkpoint {saved} does not say what its adapters are called outside of the model that was trained: "
+            "name the job (hetpipe export-weights JOB.yaml), or give the model to hetpipe.export_weights"
+        )
     section = validated(AdapterSection, adapter_said(state), str(saved), "description of adapters")
     parts = {name: split_kind(outside) for name, outside in names.items()}
-    trained = Trained({name: part for name, part in parts.items() if part[1]},
-                      {name: names[name] for name, part in parts.items() if not part[1]})  # fmt: skip
+    trained = Trained(
+        {name: part for name, part in parts.items() if part[1]},
+        {name: names[name] for name, part in parts.items() if not part[1]},
+    )
     return write_named(trained, section, lambda name: available.read(f"{MODEL}{name}"), folder, Base())
 
 
@@ -184,8 +185,10 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: PartTensors,
     shards = list(_shards(layers))
     missing = [key for shard in shards for key in shard.values() if key not in available]
     if missing:
-        raise InputError(f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
-                         "model are not in it): it was saved from another model")  # fmt: skip
+        raise InputError(
+            f"checkpoint {saved} has no {missing[0].removeprefix(MODEL)!r} ({len(missing)} tensors of the "
+            "model are not in it): it was saved from another model"
+        )
     origin, target = _own(layers[0]).origin, make_folder(folder)
     origin.write_config(target, _write_shards(shards, available, target, lambda tensors: as_stored(origin.model, tensors)))
     return target
@@ -193,7 +196,7 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: PartTensors,
 
 def _write_shards(
     shards: Iterable[Mapping[str, str]], available: PartTensors, target: Path, stored: Convert = dict
-) -> torch.dtype:  # fmt: skip
+) -> torch.dtype:
     """Files of tensors of a checkpoint, by their keys there (see `_write_files`)."""
     return _write_files(({name: available.read(key) for name, key in shard.items()} for shard in shards), target, stored)
 
@@ -233,9 +236,11 @@ def _stored_tensors(name: str, layer: HFLayer) -> dict[str, Tensor]:
     found = {written(own): tensor for own, tensor in tensors_of(layer).items()}
     strange = [own for own in found if own not in layer.library_names]
     if strange:
-        raise InputError(f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
-                         "place: add adapters with a job's section 'adapter', or merge them and save with save_pretrained; "
-                         "the checkpoint's own safetensors files hold both")  # fmt: skip
+        raise InputError(
+            f"layer {name!r} has {strange[0]!r} ({len(strange)} such), for which a folder of transformers has no "
+            "place: add adapters with a job's section 'adapter', or merge them and save with save_pretrained; "
+            "the checkpoint's own safetensors files hold both"
+        )
     return found
 
 

@@ -7,9 +7,7 @@ FAMILY = Family(
     kind="bert",
     sizes={
         "bert-base": {},  # BertConfig's own defaults
-        "bert-large": {
-            "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
-        },
+        "bert-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
     },
     embed={"embeddings": "bert.embeddings"},
     token_types=True,
@@ -18,4 +16,4 @@ FAMILY = Family(
     head={"pooler": "bert.pooler", "dropout": "dropout", "classifier": "classifier"},
     refused={"is_decoder": "this is the encoder with a classifier"},
     new=("bert.pooler.", "classifier."),
-)  # fmt: skip
+)

@@ -75,10 +75,19 @@ class Reading:
                 raise CannotCutError(f"{path or 'the model'!r} holds parameters of its own beside the layers")
         assert trace.form is not None
         return Anatomy(
-            layers=trace.path, form=trace.form, embed=_topmost(embed), head=_topmost(head), shared=_topmost(shared),
-            tables=self._tables(), idle=self._idle({*embed, *head}), absent=absent, features=embedded.shape[-1],
-            takes=trace.takes, words=self.logits.shape[-1], logits=self._gives_logits(),
-        )  # fmt: skip
+            layers=trace.path,
+            form=trace.form,
+            embed=_topmost(embed),
+            head=_topmost(head),
+            shared=_topmost(shared),
+            tables=self._tables(),
+            idle=self._idle({*embed, *head}),
+            absent=absent,
+            features=embedded.shape[-1],
+            takes=trace.takes,
+            words=self.logits.shape[-1],
+            logits=self._gives_logits(),
+        )
 
     def _gives_logits(self) -> str | None:
         """The linear layer whose very output they are."""
@@ -144,9 +153,11 @@ class Reading:
         """Tensors that are not trained, of modules that hold the layers."""
         return tuple(
             f"{path}.{name}" if path else name
-            for path, module in self.model.named_modules() if self.trace.holds_layers(path)
-            for name, tensor in own_tensors(module).items() if not tensor.requires_grad
-        )  # fmt: skip
+            for path, module in self.model.named_modules()
+            if self.trace.holds_layers(path)
+            for name, tensor in own_tensors(module).items()
+            if not tensor.requires_grad
+        )
 
     def _idle(self, placed: set[str]) -> tuple[str, ...]:
         """Modules whose parameters are in no layer and neither before nor after them, and which are not called: as many in one

@@ -39,7 +39,7 @@ class Configured(NamedTuple):
 
 def configured(
     weights: str | None, type: str | None, attention: str | None, trust_remote_code: bool | None, config: Mapping[str, Any]
-) -> Configured:  # fmt: skip
+) -> Configured:
     """What these arguments of `build` name. InputError as there."""
     given = WeightFolder(weights, code=trust_remote_code is True) if weights is not None else None
     kind, kind_of_config, model_class, code = classes_of(given, type, trust_remote_code)
@@ -80,8 +80,9 @@ def build(
             and why, or small layers of it do not compute what transformers' own do.
     """
     if (weights is None) == (type is None):
-        raise InputError("causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in "
-                         "type: qwen3")  # fmt: skip
+        raise InputError(
+            "causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in type: qwen3"
+        )
     for name in extras:
         if name not in EXTRAS:
             raise InputError(f"causal_lm: unknown extra {name!r}{nearest(name, EXTRAS)}; known: {', '.join(EXTRAS)}")
@@ -99,9 +100,11 @@ def build(
         raise InputError(f"causal_lm: a model of type {kind!r} is not cut into layers: {error}") from None
     _check_alike(kind, model_class, small)
     if labels is True and anatomy.logits is None:
-        raise InputError(f"causal_lm: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
-                         "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
-                         "out, or write 'loss: {name: cross_entropy, fused: auto}'")  # fmt: skip
+        raise InputError(
+            f"causal_lm: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
+            "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
+            "out, or write 'loss: {name: cross_entropy, fused: auto}'"
+        )
     return chain(model, anatomy, folder, extras, labels=bool(labels))
 
 
@@ -114,8 +117,10 @@ def _check_alike(kind: str, model_class: Any, small: Any) -> None:
     try:
         found = compare(model_class, small)
     except Exception as error:  # whatever transformers says of so small a configuration
-        raise InputError(f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
-                         f"small configuration: {one_line(error)}") from error  # fmt: skip
+        raise InputError(
+            f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
+            f"small configuration: {one_line(error)}"
+        ) from error
     if max(found) > ROUNDING:
         raise InputError(
             f"causal_lm: a chain of type {kind!r} computes something else than transformers does: logits differ by "

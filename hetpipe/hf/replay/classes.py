@@ -37,8 +37,10 @@ def classes_of(folder: WeightFolder | None, kind: str | None, trust_remote_code:
         return _own(folder, kind, code, trust_remote_code, kind in known)
     if kind not in known:
         more = "" if code is None else "; its folder has code for it, which runs only under trust_remote_code: true"
-        raise InputError(f"causal_lm: transformers {transformers.__version__} has no causal language model of type {shown(kind)}"
-                         f"{nearest(kind, list(known))}{more}")  # fmt: skip
+        raise InputError(
+            f"causal_lm: transformers {transformers.__version__} has no causal language model of type {shown(kind)}"
+            f"{nearest(kind, list(known))}{more}"
+        )
     config = transformers.CONFIG_MAPPING[kind]
     return Classes(kind, config, transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config])
 
@@ -82,8 +84,10 @@ def _loaded(folder: WeightFolder, where: str, kind: type) -> Any:
     from transformers.utils.hub import HF_MODULES_CACHE
 
     if "--" in where:
-        raise InputError(f"{folder.path / 'config.json'}: {shown(where)} (auto_map) lies in another repository; only code in the "
-                         "folder itself is run")  # fmt: skip
+        raise InputError(
+            f"{folder.path / 'config.json'}: {shown(where)} (auto_map) lies in another repository; only code in the "
+            "folder itself is run"
+        )
     try:
         Path(HF_MODULES_CACHE).mkdir(parents=True, exist_ok=True)
         with FileLock(Path(HF_MODULES_CACHE, ".hetpipe.lock")):
@@ -92,6 +96,7 @@ def _loaded(folder: WeightFolder, where: str, kind: type) -> Any:
         if not issubclass(found, kind):
             raise TypeError(f"it is no {kind.__name__}")
     except Exception as error:  # whatever that code says
-        raise InputError(f"{folder.path}: {shown(where)} (auto_map) cannot be loaded: {type(error).__name__}: {one_line(error)}"
-                         ) from error  # fmt: skip
+        raise InputError(
+            f"{folder.path}: {shown(where)} (auto_map) cannot be loaded: {type(error).__name__}: {one_line(error)}"
+        ) from error
     return found

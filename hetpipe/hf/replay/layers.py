@@ -30,9 +30,15 @@ class Part(HFLayer):
     """A layer of the chain, which holds these modules of the model, by their paths, and runs the rest of it around them."""
 
     def __init__(
-        self, model: nn.Module, skeleton: Skeleton, paths: Sequence[str], extras: Sequence[str], layer: int | None = None, *,
+        self,
+        model: nn.Module,
+        skeleton: Skeleton,
+        paths: Sequence[str],
+        extras: Sequence[str],
+        layer: int | None = None,
+        *,
         labels: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         anatomy = skeleton.anatomy
         self.extras, self.number, self.labels = tuple(extras), layer, labels

@@ -8,13 +8,7 @@ from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
 from hetpipe.hf.replay.tiny import limits_of, tiny
-from hetpipe.language.apart import (
-    note_of_switch,
-    refuse_looking_ahead,
-    refuse_mixing,
-    refuse_strange,
-    refuse_switch,
-)
+from hetpipe.language.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.layers.model import Model, Tensors, as_tuple
 from hetpipe.processes.environment import own_rank
 from hetpipe.processes.progress import warn

@@ -206,9 +206,13 @@ def _fewer_layers(values: dict[str, Any]) -> None:
 def _numbers_layers(key: str, value: Any, count: int) -> bool:
     """Whether a list names layers by their numbers."""
     return (
-        "layer" in key and isinstance(value, list) and bool(value) and all(map(_is_number, value))
-        and sorted({int(v) for v in value}) == value and value[-1] < count
-    )  # fmt: skip
+        "layer" in key
+        and isinstance(value, list)
+        and bool(value)
+        and all(map(_is_number, value))
+        and sorted({int(v) for v in value}) == value
+        and value[-1] < count
+    )
 
 
 def _says_of_layers(value: Any) -> bool:

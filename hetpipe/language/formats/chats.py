@@ -15,8 +15,16 @@ MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog")
 SYSTEM = ("system", "system_prompt")
 OF_ALL = ("loss_mask", "weight", "loss_weight")  # marks of a record
 OPTIONS = "chat_template_kwargs"
-OURS = ("add_generation_prompt", "chat_template", "continue_final_message", "conversations", "messages",
-        "return_assistant_tokens_mask", "tokenize", "tools")  # fmt: skip
+OURS = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversations",
+    "messages",
+    "return_assistant_tokens_mask",
+    "tokenize",
+    "tools",
+)
 
 
 class Chat(NamedTuple):
@@ -47,8 +55,10 @@ def pair_of_turns(left: dict[str, Any], columns: Columns) -> Chat:
     before = list(takewhile(lambda turn: not turn.is_answer, completion))
     if any((turn.role, turn.content) == (prompt[-1].role, prompt[-1].content) for turn in before):
         name = columns.given.get("completion", "completion")
-        raise UnusableError(f"the turns of {name} hold the prompt again, {shown(prompt[-1].content)}, which would stand there "
-                            f"twice: take them as a whole chat, columns: {{messages: {name}}}")  # fmt: skip
+        raise UnusableError(
+            f"the turns of {name} hold the prompt again, {shown(prompt[-1].content)}, which would stand there "
+            f"twice: take them as a whole chat, columns: {{messages: {name}}}"
+        )
     return with_rest([_only_if(turn, learned=False) for turn in prompt] + completion, left)
 
 

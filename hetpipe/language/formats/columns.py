@@ -9,9 +9,20 @@ from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.language.records.record import UnusableError
 
 OF_RECORDS = (
-    "messages", "prompt", "completion", "instruction", "input", "output", "question", "answer", "response", "system", "history",
-    "tools", "text",
-)  # fmt: skip
+    "messages",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+    "question",
+    "answer",
+    "response",
+    "system",
+    "history",
+    "tools",
+    "text",
+)
 OF_TURNS = ("role", "content")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARKS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight")  # whether a turn is learned

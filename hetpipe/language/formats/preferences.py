@@ -21,13 +21,17 @@ def refuse_preferences(record: Mapping[str, Any]) -> None:
         better = next((key for key in paired if "chosen" in key), None)
         own = _meant(record, record[better]) if better else ""
         advice = f"; to learn the better answers as examples: columns: {{{own}: {better}}}"
-        raise UnusableError(f"it has {shown(paired)}: these are preference data (as for DPO), which cannot be trained on yet"
-                            f"{advice if better else ''}")  # fmt: skip
+        raise UnusableError(
+            f"it has {shown(paired)}: these are preference data (as for DPO), which cannot be trained on yet"
+            f"{advice if better else ''}"
+        )
     judged = next((key for key in JUDGED if str(record.get(key)).strip().lower() in ("true", "false")), None)
     if judged is not None:
-        raise UnusableError(f"it has {judged}: {str(record[judged]).strip().lower()}: these are preference data (as for KTO), "
-                            "which cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this "
-                            "key out")  # fmt: skip
+        raise UnusableError(
+            f"it has {judged}: {str(record[judged]).strip().lower()}: these are preference data (as for KTO), "
+            "which cannot be trained on yet; to learn the good answers as examples, leave the bad ones and this "
+            "key out"
+        )
     if isinstance(record.get("completions"), list) and "labels" in record:
         raise UnusableError("it has completions and labels: these are data of a reward model, which cannot be trained on yet")
 

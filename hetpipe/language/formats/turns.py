@@ -12,10 +12,21 @@ from hetpipe.language.formats.columns import MARKS, OF_TURNS, ROLES, Columns
 from hetpipe.language.records.record import UnusableError
 
 OTHER_NAMES = {
-    "human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "chatbot": "assistant",
-    "ai": "assistant", "observation": "tool", "function": "tool", "ipython": "tool", "tool_response": "tool",
-    "function_response": "tool", "function_call": "assistant", "tool_call": "assistant",
-}  # fmt: skip
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "ai": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "ipython": "tool",
+    "tool_response": "tool",
+    "function_response": "tool",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+}
 CALLS = ("function_call", "tool_call")  # roles of turns whose text is a call of a tool, in JSON
 OTHER_KEYS = {"role": "from", "content": "value"}
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -94,8 +105,10 @@ def _role(left: dict[str, Any], number: int, columns: Columns, turn: Mapping[str
     said = said if said in ROLES else said.strip().lower()
     role = OTHER_NAMES.get(said, said)
     if role not in ROLES:
-        raise UnusableError(f"turn {number} has the unknown role {shown(named)}; known: {', '.join(ROLES)}, and human, gpt, "
-                            "observation, function_call; columns gives roles other names, as in {user: customer}")  # fmt: skip
+        raise UnusableError(
+            f"turn {number} has the unknown role {shown(named)}; known: {', '.join(ROLES)}, and human, gpt, "
+            "observation, function_call; columns gives roles other names, as in {user: customer}"
+        )
     return role, said
 
 

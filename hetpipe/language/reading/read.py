@@ -65,11 +65,15 @@ def _said(source: Source, found: Found, texts: Texts, shape: Shape) -> dict[str,
     """All that decides the samples, and what is said of them, in plain values."""
     answers = texts.answers
     return {
-        "source": source, "files": found, "tokenizer": texts.tokenizer.exact, "columns": texts.columns.given,
+        "source": source,
+        "files": found,
+        "tokenizer": texts.tokenizer.exact,
+        "columns": texts.columns.given,
         "template": None if answers is None else answers.template.digest,
         "answers": None if answers is None else (answers.turns, answers.thinking),
-        "templated": texts.templated, "shape": (shape.what, shape.length, shape.too_long),
-    }  # fmt: skip
+        "templated": texts.templated,
+        "shape": (shape.what, shape.length, shape.too_long),
+    }
 
 
 def _read(source: Source, texts: Texts, shape: Shape, found: Found | None) -> Gathered:
@@ -87,7 +91,7 @@ Groups = Iterator[tuple[int, Sequence[Record]]]
 
 def _gathered(
     source: Source, texts: Texts, shape: Shape, found: Found | None, elsewhere: Callable[[Groups], Iterator[Gathered]] | None
-) -> Gathered:  # fmt: skip
+) -> Gathered:
     whole, total = Gathered(shape.length), found.records(source.limit) if found is not None else None
 
     def here(groups: Groups) -> Iterator[Gathered]:
@@ -118,8 +122,9 @@ def _check(source: Source, texts: Texts, shape: Shape, whole: Gathered) -> None:
     if whole.count == 0:
         raise InputError(f"{source} holds no records")
     if shape.too_long == "refuse":
-        whole.long.raise_any(f"are longer than length: {shape.length}", whole.count,
-                             "; too_long: truncate cuts such, drop leaves them out")  # fmt: skip
+        whole.long.raise_any(
+            f"are longer than length: {shape.length}", whole.count, "; too_long: truncate cuts such, drop leaves them out"
+        )
 
 
 def _unread(unused: Unused) -> list[str]:

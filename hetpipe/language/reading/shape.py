@@ -53,12 +53,20 @@ class Shape:
         held = held_out(int(groups[-1]) + 1, self.test_fraction)[groups]
         train, test = sequences.select(~held), sequences.select(held) if bool(held.any()) else None
         if self.pack:
-            return DataSplits(train=Packed(train, self.length, pad), test=Packed(test, self.length, pad) if test else None,
-                              names=("input_ids", "position_ids"), made_of=made_of)  # fmt: skip
+            return DataSplits(
+                train=Packed(train, self.length, pad),
+                test=Packed(test, self.length, pad) if test else None,
+                names=("input_ids", "position_ids"),
+                made_of=made_of,
+            )
         sizes = self._sizes(sequences.lengths)
         names = ("input_ids", "attention_mask") if self.mask else ("input_ids",)
-        return DataSplits(train=Padded(train, sizes, pad, mask=self.mask), names=names, made_of=made_of,
-                          test=Padded(test, sizes, pad, mask=self.mask) if test else None)  # fmt: skip
+        return DataSplits(
+            train=Padded(train, sizes, pad, mask=self.mask),
+            names=names,
+            made_of=made_of,
+            test=Padded(test, sizes, pad, mask=self.mask) if test else None,
+        )
 
     def _sizes(self, lengths: Tensor) -> list[int]:
         if self.sizes is None:

@@ -69,6 +69,8 @@ class Texts:
             return []
         lines = [f"{count} {what}" for what, count in counts.items() if count]
         if self.answers.template.writes_a_date:
-            lines.append(f"the template writes the date of the day: here always {DATE.isoformat()}, so that a run which is "
-                         "resumed on another day reads the same samples")  # fmt: skip
+            lines.append(
+                f"the template writes the date of the day: here always {DATE.isoformat()}, so that a run which is "
+                "resumed on another day reads the same samples"
+            )
         return lines

@@ -93,8 +93,9 @@ def _columns(path: Path, content: bytes, between: str) -> Iterator[Record]:
             if row:
                 yield Record(f"{path}, line {rows.line_num}", _row(names, row))
     except csv.Error as error:
-        raise InputError(f"{path}, line {rows.line_num}: {error}; a field that begins with \" ends with it, and has each "
-                         "\" within it twice") from None  # fmt: skip
+        raise InputError(
+            f'{path}, line {rows.line_num}: {error}; a field that begins with " ends with it, and has each " within it twice'
+        ) from None
     finally:
         csv.field_size_limit(before)
 

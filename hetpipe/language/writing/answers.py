@@ -21,13 +21,19 @@ from hetpipe.language.writing.template import GENERATION, SWITCHES, Template, Th
 
 Turns = Literal["auto", "all", "last"]
 LED = re.compile(r"\s*(?:<(\|?)(think|thinking|thought|reasoning)\1>.*?<\1/\2\1>|\[THINK\].*?\[/THINK\])\s*", re.DOTALL | re.I)
-NO_END = ("answers have no token that ends them, neither by the template nor by the tokenizer (eos_token), so that a model does "
-          "not learn to stop there")  # fmt: skip
-AS_TOKENS = ("chats hold special tokens of the tokenizer in what is said, which are read as these tokens, and not as text (an "
-             "end of a turn, say)")  # fmt: skip
+NO_END = (
+    "answers have no token that ends them, neither by the template nor by the tokenizer (eos_token), so that a model does "
+    "not learn to stop there"
+)
+AS_TOKENS = (
+    "chats hold special tokens of the tokenizer in what is said, which are read as these tokens, and not as text (an "
+    "end of a turn, say)"
+)
 EMPTY = "answers that are learned are empty: a model learns to say nothing there (weight: 0 leaves an answer out)"
-OTHERWISE = ("the template writes earlier answers otherwise when more follows (some leave out what was thought): turns: auto "
-             "makes a sample of each answer, turns: last learns the last one only")  # fmt: skip
+OTHERWISE = (
+    "the template writes earlier answers otherwise when more follows (some leave out what was thought): turns: auto "
+    "makes a sample of each answer, turns: last learns the last one only"
+)
 
 
 class Begun(NamedTuple):
@@ -130,8 +136,10 @@ class Answers:
             if isinstance(found, Begun):
                 self.unused |= set(fit.unused)
                 if self.thinking is None:
-                    self.told["answers have no thought, with which the template begins each: they are written without it, as the "
-                              "template writes answers that are given (hetpipe generate --thinking off)"] += 1  # fmt: skip
+                    self.told[
+                        "answers have no thought, with which the template begins each: they are written without it, as the "
+                        "template writes answers that are given (hetpipe generate --thinking off)"
+                    ] += 1
                 return found
         raise first
 
@@ -142,14 +150,18 @@ class Answers:
         try:
             (prompt,) = self.template.render([fit.form.hand(turns[:-1])], chat.tools, options, prompt=True)
         except UnusableError as error:
-            raise UnusableError(f"turn {len(turns)} answers no prompt that a model could be given ({error}): weight: 0 in this "
-                                "turn leaves it out of what is learned") from error  # fmt: skip
+            raise UnusableError(
+                f"turn {len(turns)} answers no prompt that a model could be given ({error}): weight: 0 in this "
+                "turn leaves it out of what is learned"
+            ) from error
         begin = self.bounds.begin(prompt, text, opened=opened)
         if begin is not None:
             return Begun(text, prompt, begin, fit, chat.tools, options)
         at = self.bounds.common(prompt, text)
-        return (f"the template begins an answer with {shown(prompt[at:])}, and writes this one as {shown(text[at:])}: {ADVICE}, "
-                "or say whether answers begin with a thought (thinking: on or off, --thinking)")  # fmt: skip
+        return (
+            f"the template begins an answer with {shown(prompt[at:])}, and writes this one as {shown(text[at:])}: {ADVICE}, "
+            "or say whether answers begin with a thought (thinking: on or off, --thinking)"
+        )
 
     def _options(self, chat: Chat) -> list[Mapping[str, Any]]:
         """Return the template's options to try: those of the chat and, where nothing says whether answers begin with a
@@ -164,8 +176,10 @@ class Answers:
     def _tell_switched(self, options: Mapping[str, Any]) -> None:
         name, value = next((name, options[name]) for name in SWITCHES if name in options)
         word, state = ("a", "on") if value else ("no", "off")
-        self.told[f"answers have {word} thought, other than the template begins them by itself: they are written with {name}: "
-                  f"{str(value).lower()} (thinking: {state}; hetpipe generate --thinking {state})"] += 1  # fmt: skip
+        self.told[
+            f"answers have {word} thought, other than the template begins them by itself: they are written with {name}: "
+            f"{str(value).lower()} (thinking: {state}; hetpipe generate --thinking {state})"
+        ] += 1
 
     # ---- rows ----
 
@@ -229,9 +243,10 @@ class Answers:
         until = (fit.form.hand(chat.turns[: number + 1]) for number in range(len(chat.turns)))
         counts = [0, *(len(self.template.parts(turns, chat.tools, options)[1]) for turns in until)]
         if counts[-1] != len(parts) or counts != sorted(counts):
-            raise UnusableError("the generation blocks of the template are others when more follows, so that it cannot be told "
-                                "which are of the turns to be learned: take turns: all and no marks, or another template"
-                                )  # fmt: skip
+            raise UnusableError(
+                "the generation blocks of the template are others when more follows, so that it cannot be told "
+                "which are of the turns to be learned: take turns: all and no marks, or another template"
+            )
         return [part for number in learned for part in parts[counts[number] : counts[number + 1]]]
 
 

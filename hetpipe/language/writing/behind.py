@@ -34,7 +34,9 @@ def begun_unasked(template: Template, bounds: Bounds) -> str:
         return ""
     end = 0 if another == behind else bounds.first_end(behind)
     if end is None:
-        raise UnusableError(f"the template begins another answer behind the last, {shown(another)}, though none is asked for: "
-                            "write that between {% if add_generation_prompt %} and {% endif %} in a file (template: FILE, or "
-                            "--template FILE)")  # fmt: skip
+        raise UnusableError(
+            f"the template begins another answer behind the last, {shown(another)}, though none is asked for: "
+            "write that between {% if add_generation_prompt %} and {% endif %} in a file (template: FILE, or "
+            "--template FILE)"
+        )
     return behind[end:]

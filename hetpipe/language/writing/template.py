@@ -43,8 +43,10 @@ class Template:
         try:
             self.text(())
         except ValueError as error:
-            raise InputError(f"the tokenizer {tokenizer.name} has no template of chats: name a file with one (template: FILE, or "
-                             f"--template FILE); it says: {cut(str(error), 150)}") from error  # fmt: skip
+            raise InputError(
+                f"the tokenizer {tokenizer.name} has no template of chats: name a file with one (template: FILE, or "
+                f"--template FILE); it says: {cut(str(error), 150)}"
+            ) from error
         every = own if own is not None else tokenizer.its.chat_template
         self.digest = self.digest_of(every if isinstance(every, str) else repr(every))
 
@@ -65,9 +67,13 @@ class Template:
         return _names(self.text(tools))
 
     def render(
-        self, chats: Sequence[Sequence[Mapping[str, Any]]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *,
+        self,
+        chats: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        *,
         prompt: bool = False,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """What it writes of each chat; with `prompt` also the beginning of the next answer. UnusableError says what it does not
         take."""
         found: list[str] = self._rendered(chats, tools, options, add_generation_prompt=prompt)[0]
@@ -92,9 +98,11 @@ class Template:
         text, dates = _dated(self.text(tools))
         try:
             found: Any = render_jinja_template(
-                conversations=[list(chat) for chat in chats], tools=list(tools) or None, chat_template=text,
+                conversations=[list(chat) for chat in chats],
+                tools=list(tools) or None,
+                chat_template=text,
                 **{"add_generation_prompt": False, **flags, **self.tokenizer.its.special_tokens_map, **dates, **options},
-            )  # fmt: skip
+            )
         except Exception as error:  # whatever a template says of a chat
             raise UnusableError(f"the template does not take it: {cut(one_line(error), 150)}") from error
         return found[0], found[1]

@@ -37,6 +37,8 @@ def adapt(model: nn.Sequential, *, seed: int | None = None, **options: Any) -> n
     """
     section = validated(AdapterSection, options, "hetpipe.adapt", "set of options")
     if section.base in ("bf16", "fp16"):
-        raise InputError(f"hetpipe.adapt: base {section.base}: hold the model so before (parameter.data = parameter.data.to(…)), "
-                         "and write base='as-is'")  # fmt: skip
+        raise InputError(
+            f"hetpipe.adapt: base {section.base}: hold the model so before (parameter.data = parameter.data.to(…)), "
+            "and write base='as-is'"
+        )
     return adapted(model, section, torch.initial_seed() if seed is None else seed)

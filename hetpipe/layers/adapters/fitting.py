@@ -12,15 +12,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, natural_key, one_line, shown
 from hetpipe.layers.adapters.folder import PREFIX, AdapterFolder
-from hetpipe.layers.adapters.names import (
-    Place,
-    joined,
-    modules_in,
-    names_of,
-    split_kind,
-    uncompiled_layers,
-    without_base,
-)
+from hetpipe.layers.adapters.names import Place, joined, modules_in, names_of, split_kind, uncompiled_layers, without_base
 from hetpipe.layers.adapters.targets import adaptable, is_turned
 from hetpipe.layers.transforms import lineage_of, tensors_of, written_names
 from hetpipe.layers.weights import Deferred
@@ -121,8 +113,11 @@ def misfits(folder: AdapterFolder, section: AdapterSection, found: Sorted, chain
     left_out = _left_out(folder, found, chain)
     faults += [f"{shown(name)} has no tensors, and is one of the target_modules in {CONFIG_FILE}" for name in left_out]
     saved = [name for name, held in chain.tensors.items() if isinstance(held[0].tensor, nn.Parameter) and _is_saved(name, folder)]
-    faults += [f"{shown(name)} is not there, and is one of the modules_to_save in {CONFIG_FILE}"
-               for name in saved if name not in found.trained]  # fmt: skip
+    faults += [
+        f"{shown(name)} is not there, and is one of the modules_to_save in {CONFIG_FILE}"
+        for name in saved
+        if name not in found.trained
+    ]
     for name, key in {**found.trained, **found.copies}.items():
         there = chain.tensors.get(name)
         if not there:
@@ -132,9 +127,7 @@ def misfits(folder: AdapterFolder, section: AdapterSection, found: Sorted, chain
     return faults
 
 
-def _of_adapter(
-    folder: AdapterFolder, section: AdapterSection, name: str, parts: Keys, places: Sequence[Place]
-) -> Iterator[str]:  # fmt: skip
+def _of_adapter(folder: AdapterFolder, section: AdapterSection, name: str, parts: Keys, places: Sequence[Place]) -> Iterator[str]:
     if not places:
         yield f"{shown(name)} is no module of the model"
         return
@@ -176,8 +169,9 @@ def _left_out(folder: AdapterFolder, found: Sorted, chain: Outside) -> list[str]
     try:
         return [name for name in able if name not in found.adapters and bool(check_target_module_exists(config, name))]
     except Exception as error:  # whatever peft says, of a regular expression above all
-        raise InputError(f"adapter.weights: which modules {CONFIG_FILE} in {folder} names cannot be found out: {one_line(error)}"
-                         ) from error  # fmt: skip
+        raise InputError(
+            f"adapter.weights: which modules {CONFIG_FILE} in {folder} names cannot be found out: {one_line(error)}"
+        ) from error
 
 
 def of_another_base(folder: AdapterFolder, found: Sorted, chain: Outside) -> list[str]:
@@ -195,8 +189,11 @@ def of_another_base(folder: AdapterFolder, found: Sorted, chain: Outside) -> lis
                 faults.append(f"{shown(name)} and {shown(other)} trained apart: {_ONE}")
     tied = folder.config.get("ensure_weight_tying")
     embeddings = [name for name in found.adapters if isinstance(chain.modules[name][0].module, nn.Embedding)]
-    return faults + [f"the adapter of {shown(name)} is also that of the head (ensure_weight_tying): here each has its own"
-                     for name in embeddings if tied and len(chain.alike(joined(name, "weight"))) > 1]  # fmt: skip
+    return faults + [
+        f"the adapter of {shown(name)} is also that of the head (ensure_weight_tying): here each has its own"
+        for name in embeddings
+        if tied and len(chain.alike(joined(name, "weight"))) > 1
+    ]
 
 
 _ONE = "they are one matrix in this model; take a base in which they are two (tie_word_embeddings: false)"

@@ -23,11 +23,33 @@ PREFIX = "base_model.model."  # of all names in the file
 PICKLED = "adapter_model.bin"
 # Of adapter_config.json: what is read in `given`, and what changes nothing of what is computed from tensors that are there
 _KNOWN = {
-    "peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern", "modules_to_save", "base_model_name_or_path", "ensure_weight_tying",
-    "auto_mapping", "peft_version", "revision", "inference_mode", "task_type", "fan_in_fan_out", "megatron_core",
-    "qalora_group_size", "eva_config", "corda_config", "loftq_config", "lora_ga_config", "runtime_config",
-}  # fmt: skip
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "use_dora",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "modules_to_save",
+    "base_model_name_or_path",
+    "ensure_weight_tying",
+    "auto_mapping",
+    "peft_version",
+    "revision",
+    "inference_mode",
+    "task_type",
+    "fan_in_fan_out",
+    "megatron_core",
+    "qalora_group_size",
+    "eva_config",
+    "corda_config",
+    "loftq_config",
+    "lora_ga_config",
+    "runtime_config",
+}
 _UNIFORM = {"rank_pattern": "r", "alpha_pattern": "lora_alpha"}
 _PLAIN_INIT = (True, False, None, "gaussian", "eva", "orthogonal")
 _WHY = {
@@ -85,8 +107,10 @@ class AdapterFolder:
         if not os.path.isfile(self.path / WEIGHTS_FILE):
             pickled = os.path.isfile(self.path / PICKLED)
             told = f"has {PICKLED}, which runs whatever code is in it when it is read, and no" if pickled else "has no"
-            raise InputError(f"adapter.weights: {self} {told} {WEIGHTS_FILE}: load it with peft, and save it again: "
-                             f"PeftModel.from_pretrained(model, {str(self)!r}).save_pretrained('new')")  # fmt: skip
+            raise InputError(
+                f"adapter.weights: {self} {told} {WEIGHTS_FILE}: load it with peft, and save it again: "
+                f"PeftModel.from_pretrained(model, {str(self)!r}).save_pretrained('new')"
+            )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         try:
@@ -106,8 +130,10 @@ class AdapterFolder:
             told = f"is of {found.dtype}, and an adapter must be of floating-point numbers of 16 bits or more"
             raise InputError(f"adapter.weights: {shown(name)} in {self} {told}")
         if not bool(torch.isfinite(found).all()):
-            raise InputError(f"adapter.weights: {shown(name)} in {self} holds infinite numbers, or such as are no numbers: what "
-                             "trained it had failed; take an earlier one")  # fmt: skip
+            raise InputError(
+                f"adapter.weights: {shown(name)} in {self} holds infinite numbers, or such as are no numbers: what "
+                "trained it had failed; take an earlier one"
+            )
         return found
 
     def digest(self) -> str:
@@ -142,5 +168,7 @@ def _why(key: str, value: Any) -> str:
         return "of such adapters one of the two matrices does not train"
     if value == "loftq":
         return "such adapters are beside another base, whose matrices were changed with them"
-    return ("such adapters are beside another base, from whose matrices they were taken: let peft make plain ones of them "
-            "(save_pretrained with path_initial_model_for_weight_conversion)")  # fmt: skip
+    return (
+        "such adapters are beside another base, from whose matrices they were taken: let peft make plain ones of them "
+        "(save_pretrained with path_initial_model_for_weight_conversion)"
+    )

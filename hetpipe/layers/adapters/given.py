@@ -51,8 +51,11 @@ def given_by(section: AdapterSection, layers: nn.Sequential) -> Given:
     kinds = tuple(kind for kind in KINDS if (ids := _tensors_of(whole_modules(kind, layers))) and ids <= whole.keys())
     known = _tensors_of([module for kind in kinds for module in whole_modules(kind, layers)])
     faults = of_another_base(folder, found, chain)
-    faults += [f"{shown(name)} trained as a whole, which here all embeddings, the head, or all norms do (train_also)"
-               for name in found.trained if id(chain.tensors[name][0].tensor) not in known]  # fmt: skip
+    faults += [
+        f"{shown(name)} trained as a whole, which here all embeddings, the head, or all norms do (train_also)"
+        for name in found.trained
+        if id(chain.tensors[name][0].tensor) not in known
+    ]
     if faults:
         raise InputError(f"adapter.weights: the adapters in {folder} cannot go on beside this model:\n{listed(faults)}")
     own = own.model_copy(update={"targets": described(adapters.keys(), layers), "train_also": kinds})
@@ -83,8 +86,11 @@ def _agreed(section: AdapterSection, own: AdapterSection, folder: AdapterFolder,
         "train_also": lambda of: _tensors_of(list(trained_too(of.train_also, layers))),
         "dropout": lambda of: None,
     }
-    other = [key for key, value in section.said.items()
-             if (mean := meaning.get(key, lambda of, key=key: getattr(of, key)))(section) != mean(own)]  # fmt: skip
+    other = [
+        key
+        for key, value in section.said.items()
+        if (mean := meaning.get(key, lambda of, key=key: getattr(of, key)))(section) != mean(own)
+    ]
     if other:
         faults = [f"adapter.{key} is {shown(getattr(section, key))}, and there {shown(getattr(own, key))}" for key in other]
         raise InputError(f"adapter.weights: {folder} says it otherwise; leave it out, or write what is there:\n{listed(faults)}")

@@ -39,8 +39,10 @@ class LowRank:
         if section.quantised is not None:
             load_bits(section.quantised)
             places = places_of(layers)  # what stands at several stays as it is
-            self._few = {layer: tuple(name for name in names if len(places[layer.get_submodule(name)]) == 1)
-                         for layer, names in linear_modules(layers).items()}  # fmt: skip
+            self._few = {
+                layer: tuple(name for name in names if len(places[layer.get_submodule(name)]) == 1)
+                for layer, names in linear_modules(layers).items()
+            }
             self._check_few()
         self._trained = {id(p) for module in trained_too(section.train_also, layers) for p in module.parameters(recurse=False)}
         self._check_targets(layers)
@@ -51,16 +53,20 @@ class LowRank:
             for path in self._targets.get(layer, ()):
                 module, name = layer.get_submodule(path), joined(label, path)
                 if any(id(p) in self._trained for p in module.parameters(recurse=False)):
-                    raise InputError(f"{name!r} is in adapter.targets, and trains as a whole by adapter.train_also (or shares a "
-                                     "parameter with what does): leave it out of one of the two")  # fmt: skip
+                    raise InputError(
+                        f"{name!r} is in adapter.targets, and trains as a whole by adapter.train_also (or shares a "
+                        "parameter with what does): leave it out of one of the two"
+                    )
                 if self.section.use_dora and isinstance(module, nn.Embedding):
                     raise InputError(f"adapter.use_dora is for linear layers, and {name!r} is an embedding: leave it out")
 
     def _check_few(self) -> None:
         kinds = {type(layer.get_submodule(name)) for layer, names in self._few.items() for name in names}
         if not any(issubclass(kind, nn.Linear) for kind in kinds):
-            raise InputError(f"adapter.base is {self.section.base}, and the model has no nn.Linear before its last layer that "
-                             "could be held in so few bits: leave it out")  # fmt: skip
+            raise InputError(
+                f"adapter.base is {self.section.base}, and the model has no nn.Linear before its last layer that "
+                "could be held in so few bits: leave it out"
+            )
 
     @property
     def identity(self) -> str:
@@ -78,8 +84,10 @@ class LowRank:
             linear = layer.get_submodule(path) if path else layer
             if type(linear) is nn.Linear:
                 if linear._forward_hooks or linear._forward_pre_hooks:
-                    raise InputError(f"{joined(name, path)!r} has hooks, which would be lost with base {self.section.base}: "
-                                     "remove them, or write base: as-is")  # fmt: skip
+                    raise InputError(
+                        f"{joined(name, path)!r} has hooks, which would be lost with base {self.section.base}: "
+                        "remove them, or write base: as-is"
+                    )
                 holder.set_submodule(joined(_HELD, path), LINEAR[self.section.quantised](linear))  # type: ignore[index]
         for parameter in layer.parameters():
             parameter.requires_grad_(False)
@@ -102,10 +110,14 @@ class LowRank:
         section = self.section
         turned = any(is_turned(holder.get_submodule(path)) for path in targets)
         config = LoraConfig(
-            r=section.r, lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft takes any number
-            lora_dropout=section.dropout, use_rslora=section.rank_stabilized,
-            use_dora=section.use_dora, target_modules="|".join(map(re.escape, targets)), fan_in_fan_out=turned,
-        )  # fmt: skip
+            r=section.r,
+            lora_alpha=section.alpha,  # type: ignore[arg-type]  # peft takes any number
+            lora_dropout=section.dropout,
+            use_rslora=section.rank_stabilized,
+            use_dora=section.use_dora,
+            target_modules="|".join(map(re.escape, targets)),
+            fan_in_fan_out=turned,
+        )
         try:
             with torch.random.fork_rng(devices=[]):
                 inject_adapter_in_model(config, holder, ADAPTER)

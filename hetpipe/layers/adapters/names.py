@@ -62,8 +62,10 @@ def names_of(label: str, layer: nn.Module) -> dict[str, str] | None:
     if names is None:
         return None
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for pair in names.items() for name in pair):
-        raise InputError(f"layer {label!r}: library_names is a {type(names).__name__}, and must be a mapping from the names of "
-                         "its tensors to those in the library's model: hetpipe.library_names(layer, model) makes it")  # fmt: skip
+        raise InputError(
+            f"layer {label!r}: library_names is a {type(names).__name__}, and must be a mapping from the names of "
+            "its tensors to those in the library's model: hetpipe.library_names(layer, model) makes it"
+        )
     return {uncompiled_name(own): name for own, name in names.items()}
 
 
@@ -134,12 +136,16 @@ def trained_in(layers: nn.Sequential) -> Trained:
             at, kind = split_kind(said)
             own = joined(at, "weight") if kind else said
             if kind and not at and not named and [other for _, other in every].count(layer) > 1:
-                raise InputError(f"layer {label!r} is a {type(layer).__name__} at several places of the chain, of which peft "
-                                 "adds to one only: let a module hold it, and stand there")  # fmt: skip
+                raise InputError(
+                    f"layer {label!r} is a {type(layer).__name__} at several places of the chain, of which peft "
+                    "adds to one only: let a module hold it, and stand there"
+                )
             outside = named.get(label, {}).get(own) if named else joined(label, own)
             if outside is None or (kind and not f".{outside}".endswith(".weight")):
-                raise InputError(f"layer {label!r} does not say what the library calls its {own!r} (in library_names, as layer "
-                                 f"{next(iter(named))!r} has it), so adapters have no name there")  # fmt: skip
+                raise InputError(
+                    f"layer {label!r} does not say what the library calls its {own!r} (in library_names, as layer "
+                    f"{next(iter(named))!r} has it), so adapters have no name there"
+                )
             if kind:
                 found.adapters[f"{label}.{said}"] = (outside.removesuffix("weight").removesuffix("."), kind)
             else:

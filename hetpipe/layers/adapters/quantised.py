@@ -94,8 +94,9 @@ class _Product(torch.autograd.Function):
     """x·Wᵀ, and gᵀ·W for x alone: W is made of its parts for each, and not kept between."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dequantise: Callable[..., Tensor], shape: tuple[int, int],
-                dtype: torch.dtype, *parts: Tensor) -> Tensor:  # fmt: skip
+    def forward(
+        ctx: Any, x: Tensor, dequantise: Callable[..., Tensor], shape: tuple[int, int], dtype: torch.dtype, *parts: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(*parts)
         ctx.dequantise, ctx.shape, ctx.dtype, ctx.given = dequantise, shape, dtype, x.dtype
         with torch.autocast(x.device.type, enabled=False):
@@ -143,9 +144,13 @@ class Nf4Linear(QuantisedLinear):
         """Of each part."""
         numbers = self.out_features * self.in_features
         blocks = ceil(numbers / BLOCK)
-        return {"codes": ((ceil(numbers / 2), 1), torch.uint8), "scales": ((blocks,), torch.uint8),
-                "scales_of_scales": ((ceil(blocks / BLOCKS),), torch.float32), "mean_scale": ((), torch.float32),
-                "steps": ((BLOCKS,), torch.float32)}  # fmt: skip
+        return {
+            "codes": ((ceil(numbers / 2), 1), torch.uint8),
+            "scales": ((blocks,), torch.uint8),
+            "scales_of_scales": ((ceil(blocks / BLOCKS),), torch.float32),
+            "mean_scale": ((), torch.float32),
+            "steps": ((BLOCKS,), torch.float32),
+        }
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         """The parts of a matrix [out, in]."""
@@ -171,8 +176,10 @@ def _finite(weight: Tensor) -> Tensor:
     """In float32. InputError where a number is infinite or none: all that share a scale with it would be lost."""
     numbers = weight.float()
     if not bool(torch.isfinite(numbers).all()):
-        raise InputError(f"a matrix of shape {list(weight.shape)} holds infinite numbers, or such as are no numbers, and cannot "
-                         "be held in few bits: write base: as-is")  # fmt: skip
+        raise InputError(
+            f"a matrix of shape {list(weight.shape)} holds infinite numbers, or such as are no numbers, and cannot "
+            "be held in few bits: write base: as-is"
+        )
     return numbers
 
 

@@ -29,8 +29,11 @@ def linear_modules(layers: nn.Sequential) -> dict[nn.Module, tuple[str, ...]]:
     """Of each layer of the chain but the last, which is the output, its linear modules by name."""
     named = uncompiled_layers(layers)
     last = named[-1][1] if len(named) > 1 else None
-    return {layer: tuple(name for name, module in layer.named_modules() if is_linear(module))
-            for _, layer in named if layer is not last}  # fmt: skip
+    return {
+        layer: tuple(name for name, module in layer.named_modules() if is_linear(module))
+        for _, layer in named
+        if layer is not last
+    }
 
 
 def targets_of(section: AdapterSection, layers: nn.Sequential) -> dict[nn.Module, tuple[str, ...]]:
@@ -39,8 +42,10 @@ def targets_of(section: AdapterSection, layers: nn.Sequential) -> dict[nn.Module
         found = linear_modules(layers)
     else:
         chosen = _chosen(section.targets, layers)
-        found = {layer: tuple(name for name, module in layer.named_modules() if module in chosen)
-                 for _, layer in uncompiled_layers(layers)}  # fmt: skip
+        found = {
+            layer: tuple(name for name, module in layer.named_modules() if module in chosen)
+            for _, layer in uncompiled_layers(layers)
+        }
     _check_apart(found, layers)
     if not any(found.values()):
         raise InputError("adapter: the model has no linear layer before its last layer: name what gets adapters in 'targets'")
@@ -74,10 +79,11 @@ def meant_by(target: str, places: Sequence[Place]) -> list[Place]:
     names end with it, or whose name in the layer of this name does (`layer3.q_proj`)."""
     label, _, rest = target.partition(".")
     return [place for place in places if target in (place.own, place.outside) and adaptable(place.module)] or [
-        place for place in places
+        place
+        for place in places
         if any(name is not None and name.endswith(f".{target}") for name in (place.own, place.outside))
         or (place.label == label and rest and f".{uncompiled_name(place.path)}".endswith(f".{rest}"))
-    ]  # fmt: skip
+    ]
 
 
 def described(modules: Collection[nn.Module], layers: nn.Sequential) -> Literal["all-linear"] | tuple[str, ...]:
@@ -103,19 +109,30 @@ def places_of(layers: nn.Sequential) -> dict[nn.Module, list[str]]:
 def _check_apart(found: Names, layers: nn.Sequential) -> None:
     """InputError where a module that would get adapters has some, stands at several places, or is passed by in evaluation."""
     places = places_of(layers)
-    had = next((names[0] for module, names in places.items() for name, _ in module.named_parameters(recurse=False)
-                if any(part.startswith("lora_") for part in f"{names[0]}.{name}".split("."))), None)  # fmt: skip
+    had = next(
+        (
+            names[0]
+            for module, names in places.items()
+            for name, _ in module.named_parameters(recurse=False)
+            if any(part.startswith("lora_") for part in f"{names[0]}.{name}".split("."))
+        ),
+        None,
+    )
     if had is not None:
         raise InputError(f"the model has adapters already ({had!r}): build it without them, and add all at once")
     for layer, names in found.items():
         for name in names:
             module, above = layer.get_submodule(name), layer.get_submodule(name.rpartition(".")[0])
             if len(places[module]) > 1:
-                raise InputError(f"adapter.targets: {places[module][0]!r} and {places[module][1]!r} are one module, which would "
-                                 "get two adapters: leave it out")  # fmt: skip
+                raise InputError(
+                    f"adapter.targets: {places[module][0]!r} and {places[module][1]!r} are one module, which would "
+                    "get two adapters: leave it out"
+                )
             if name and isinstance(above, nn.TransformerEncoderLayer | nn.MultiheadAttention):
-                raise InputError(f"adapter.targets: {places[module][0]!r} is in a {type(above).__name__}, which takes its matrix "
-                                 "for itself in evaluation, and would pass the adapter by: leave it out")  # fmt: skip
+                raise InputError(
+                    f"adapter.targets: {places[module][0]!r} is in a {type(above).__name__}, which takes its matrix "
+                    "for itself in evaluation, and would pass the adapter by: leave it out"
+                )
 
 
 def adaptable(module: nn.Module) -> bool:
@@ -127,10 +144,14 @@ def whole_modules(kind: TrainedToo, layers: nn.Sequential) -> list[nn.Module]:
     """The modules that are meant where embeddings, the head or norms train as a whole."""
     every = uncompiled_layers(layers)
     last = every[-1][1]
-    return [module for _, layer in every for module in layer.modules()
-            if (kind == "embed" and isinstance(module, nn.Embedding))
-            or (kind == "head" and layer is last and is_linear(module))
-            or (kind == "norms" and _is_norm(module))]  # fmt: skip
+    return [
+        module
+        for _, layer in every
+        for module in layer.modules()
+        if (kind == "embed" and isinstance(module, nn.Embedding))
+        or (kind == "head" and layer is last and is_linear(module))
+        or (kind == "norms" and _is_norm(module))
+    ]
 
 
 def trained_too(kinds: Sequence[TrainedToo], layers: nn.Sequential) -> Iterator[nn.Module]:

@@ -52,8 +52,10 @@ def _check_layer(position: int, name: str, layer: nn.Module | None) -> None:
         raise InputError(f"{what} of the nn.Sequential is None: leave it out, or put an nn.Identity() there")
     for own, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
         if is_lazy(tensor):
-            raise InputError(f"layer {name!r} ({type(layer).__name__}): {own!r} has no shape before the module has run: call the "
-                             "model on a sample first, or give the module its sizes")  # fmt: skip
+            raise InputError(
+                f"layer {name!r} ({type(layer).__name__}): {own!r} has no shape before the module has run: call the "
+                "model on a sample first, or give the module its sizes"
+            )
 
 
 class _Place(NamedTuple):

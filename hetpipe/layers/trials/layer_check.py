@@ -24,16 +24,7 @@ from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import uncompiled
-from hetpipe.layers.trials.compare import (
-    ALIKE,
-    FEW,
-    NEAR,
-    NONE,
-    Difference,
-    of_rows,
-    of_sums,
-    tolerance,
-)
+from hetpipe.layers.trials.compare import ALIKE, FEW, NEAR, NONE, Difference, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.rows import TrialRows
 from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
@@ -58,9 +49,10 @@ class Outcome(NamedTuple):
 
 
 def try_layers(
-    layers: Iterable[tuple[str, nn.Module]], given: TrialRows,
+    layers: Iterable[tuple[str, nn.Module]],
+    given: TrialRows,
     place: Callable[[nn.Module], AbstractContextManager[object]] = lambda _: nullcontext(),
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Try these layers, up to the first that does not do, or does not run. `given` is what enters the first; in `place(layer)` a
     layer has its values. Layers and generators are afterwards as they were."""
     for name, layer in layers:

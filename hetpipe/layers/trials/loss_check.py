@@ -36,8 +36,9 @@ GIVE = (
 )
 
 
-def check_sample(model: Model, output: Sequence[TensorSpec], who: str, targets: Tensors | None = None,
-                 numbers: Sequence[int] | None = None) -> None:  # fmt: skip
+def check_sample(
+    model: Model, output: Sequence[TensorSpec], who: str, targets: Tensors | None = None, numbers: Sequence[int] | None = None
+) -> None:
     """InputError if the loss does not do, or one of these targets (by default the model's sample's; `numbers` are those of their
     samples, who has them is `who`) is no class. `output` is what the last layer gives for the model's sample."""
     targets = model.targets if targets is None else targets
@@ -186,8 +187,10 @@ def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -
     whole = loss_of(0, trial.rows)
     _refuse_no_number(trial, whole)
     if is_reentrant([whole]):
-        raise InputError(f"the loss {REENTRANT}, those of parameters inside among them, which cannot be seen; call "
-                         "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)")  # fmt: skip
+        raise InputError(
+            f"the loss {REENTRANT}, those of parameters inside among them, which cannot be seen; call "
+            "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
+        )
     if held := held_by_loss(whole, as_tuple(output)):
         raise InputError(holds(held, trial.loss, trial.model))
     state = _state(trial.loss)
@@ -203,8 +206,10 @@ def _tried(trial: Trial, drawn: tuple[Tensors, Tensors], device: torch.device) -
             parts = select(targets, slice(0, middle)), select(targets, slice(middle, None))
             raise InputError(_no_mean(trial, parts, values, weights, tolerance))
     if changed := [name for name, buffer in _state(trial.loss).items() if name in state and not torch.equal(buffer, state[name])]:
-        raise InputError(f"the loss keeps state (its buffer {changed[0]!r} changes in each call), and is called once for each "
-                         "micro-batch, on the ranks of last stages only: let it depend on its arguments alone")  # fmt: skip
+        raise InputError(
+            f"the loss keeps state (its buffer {changed[0]!r} changes in each call), and is called once for each "
+            "micro-batch, on the ranks of last stages only: let it depend on its arguments alone"
+        )
     return None if cuts else "only one of the samples that were looked at counts"
 
 
@@ -247,8 +252,10 @@ def held_by_loss(loss: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
 def holds(held: Sequence[Tensor], loss: Loss, model: Model) -> str:
     """What is said of a loss that has parameters."""
     owner = _owner(loss)
-    for parameters, whose in ((owner.named_parameters() if owner is not None else (), "its own"),
-                              (model.layers.named_parameters(), "the model's")):  # fmt: skip
+    for parameters, whose in (
+        (owner.named_parameters() if owner is not None else (), "its own"),
+        (model.layers.named_parameters(), "the model's"),
+    ):
         names = [name for name, parameter in parameters if parameter is held[0]]
         if names:
             what = f"{whose} parameter {names[0]!r}"

@@ -63,8 +63,9 @@ def with_few_rows(trial: Trial) -> Trial | str:
     if positions is not None:
         targets = tuple(t[:, :positions] for t in targets)
         output = [replace(s, shape=(s.shape[0], positions, *s.shape[2:])) for s in output]
-    return replace(trial, output=output, rows=rows, targets=as_value([t.detach().cpu() for t in targets]),
-                   whole=positions is None)  # fmt: skip
+    return replace(
+        trial, output=output, rows=rows, targets=as_value([t.detach().cpu() for t in targets]), whole=positions is None
+    )
 
 
 def _positions(trial: Trial, part: float) -> int | None:

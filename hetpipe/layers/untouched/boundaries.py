@@ -35,17 +35,26 @@ class Traced(NamedTuple):
 
 
 def trace_boundaries(
-    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False,
+    layers: nn.Sequential,
+    inputs: Tensors,
+    device: torch.device | None = None,
+    *,
+    backward: bool = False,
     stages: Sequence[StageTypes] = (),
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """What crosses each boundary: the rows of `trace`."""
     return trace(layers, inputs, device, backward=backward, stages=stages).rows
 
 
 def trace(
-    layers: nn.Sequential, inputs: Tensors, device: torch.device | None = None, *, backward: bool = False,
-    stages: Sequence[StageTypes] = (), kinds: Kinds | None = None,
-) -> Traced:  # fmt: skip
+    layers: nn.Sequential,
+    inputs: Tensors,
+    device: torch.device | None = None,
+    *,
+    backward: bool = False,
+    stages: Sequence[StageTypes] = (),
+    kinds: Kinds | None = None,
+) -> Traced:
     """What crosses each boundary for these inputs. No arithmetic is done: the layers run on fake tensors, so nothing (BatchNorm
     statistics, random state) changes. A tensor on which the last layer's output does not depend requires no gradient. All layers
     are traced as they run on `device` (under autocast, types depend on it); without one, each where its first tensor is.
@@ -79,7 +88,7 @@ class _Tracer:
 
     def __init__(
         self, layers: nn.Sequential, device: torch.device | None, stages: Sequence[StageTypes], kinds: Kinds | None, fakes: Fakes
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.layers, self.device, self.fakes, self.kinds = layers, device, fakes, kinds
         whole = StageTypes(0, len(layers), types_alone(layers))
         self.stage_of = [next((s for s in stages if s.lo <= i < s.hi), whole) for i in range(len(layers))]
@@ -196,15 +205,21 @@ def _with_gradients(rows: Sequence[Row], links: Sequence[list[set[int]]]) -> lis
     used = [set(range(len(rows[-1])))]
     for link in reversed(links):
         used.append(set[int]().union(*(link[k] for k in used[-1])))
-    return [tuple(replace(spec, requires_grad=spec.requires_grad and k in wanted) for k, spec in enumerate(row))
-            for row, wanted in zip(rows, reversed(used), strict=True)]  # fmt: skip
+    return [
+        tuple(replace(spec, requires_grad=spec.requires_grad and k in wanted) for k, spec in enumerate(row))
+        for row, wanted in zip(rows, reversed(used), strict=True)
+    ]
 
 
 def _refuse_idle_adapters(layers: nn.Sequential, outputs: Sequence[Tensor], fakes_used: Mapping[int, Tensor]) -> None:
     """InputError if a layer has adapters that no output depends on, since its forward takes the matrix itself."""
-    adapters = {f"{label}.{name}": fakes_used.get(id(p), p) for label, layer in named_layers(layers)
-                if (lineage := lineage_of(layer)) is not None and lineage.adapter is not None
-                for name, p in layer.named_parameters() if ".lora_" in f".{name}"}  # fmt: skip
+    adapters = {
+        f"{label}.{name}": fakes_used.get(id(p), p)
+        for label, layer in named_layers(layers)
+        if (lineage := lineage_of(layer)) is not None and lineage.adapter is not None
+        for name, p in layer.named_parameters()
+        if ".lora_" in f".{name}"
+    }
     used = {id(leaf) for leaf in gradient_leaves(outputs)} if adapters else set()
     idle = sorted({name.split(".lora_")[0] for name, p in adapters.items() if id(p) not in used})
     if idle:

@@ -189,14 +189,15 @@ def _are(now: Sequence[Any], before: Sequence[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
-PUT_BACK: dict[Any, Callable[[Any, Sequence[Any]], None]] = {
-    list: _put_back_list, set: _put_back_set, deque: _put_back_deque
-}  # fmt: skip
+PUT_BACK: dict[Any, Callable[[Any, Sequence[Any]], None]] = {list: _put_back_list, set: _put_back_set, deque: _put_back_deque}
 
 
 def _is_plain(value: Any) -> bool:
     """An object with attributes of its own; no class, function or module, and nothing of torch's or numpy's own."""
     home = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and not callable(getattr(value, "__get__", None)) and not isinstance(value, type) and (
-        home not in ("torch", "numpy", "builtins", "types", "functools", "importlib", "logging", "threading")
-    )  # fmt: skip
+    return (
+        hasattr(value, "__dict__")
+        and not callable(getattr(value, "__get__", None))
+        and not isinstance(value, type)
+        and (home not in ("torch", "numpy", "builtins", "types", "functools", "importlib", "logging", "threading"))
+    )

@@ -58,8 +58,10 @@ class Kinds:
 
     def spread(self, found: Mapping[int, float]) -> list[float]:
         """For each layer the median of what was found of those of its kind."""
-        medians = {first: statistics.median(found[member] for member in members if member in found)
-                   for first, members in self._members().items()}  # fmt: skip
+        medians = {
+            first: statistics.median(found[member] for member in members if member in found)
+            for first, members in self._members().items()
+        }
         return [medians[first] for first in self.first]
 
     def _members(self) -> dict[int, list[int]]:

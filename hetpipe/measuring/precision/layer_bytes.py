@@ -113,9 +113,7 @@ class _Run:
         return _Found(saved, first, sum(copy.size_bytes for copy in copies), _Given.of(outputs, known | _storages(now)))
 
 
-def _saved_first(
-    layer: nn.Module, tensors: tuple[Tensor, ...], loss: Callable[[Tensors], Tensor] | None, own: set[int]
-) -> int:
+def _saved_first(layer: nn.Module, tensors: tuple[Tensor, ...], loss: Callable[[Tensors], Tensor] | None, own: set[int]) -> int:
     """What the layer saves in a stage that has received these: if it works in place, of a copy of them."""
     received = _fresh(tensors)
     given = _fresh(received) if works_in_place(layer) else received

@@ -14,11 +14,25 @@ from hetpipe.processes.whereabouts import Figures
 
 MOST_TOLD = 4  # ranks in a message
 LONG_SECONDS = 10.0  # a rank that had waited for longer when it ended may have ended because of that
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed",
-           "Connection refused", "recvValue failed", "Timed out waiting", "NCCL communicator was aborted",
-           "remote process exited", "Software caused connection abort", "Connection timed out", "No route to host",
-           "Network is unreachable", "Connection was likely closed", "connectFullMesh failed",
-           "Application timeout caused pair closure", "wait timeout after")  # fmt: skip
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "Connection refused",
+    "recvValue failed",
+    "Timed out waiting",
+    "NCCL communicator was aborted",
+    "remote process exited",
+    "Software caused connection abort",
+    "Connection timed out",
+    "No route to host",
+    "Network is unreachable",
+    "Connection was likely closed",
+    "connectFullMesh failed",
+    "Application timeout caused pair closure",
+    "wait timeout after",
+)
 _TIMEOUTS = ("Timed out waiting", "Application timeout caused pair closure", "wait timeout after", "connectFullMesh failed")
 
 
@@ -142,9 +156,7 @@ def ended_early(beats: Mapping[int, Beat], own: int) -> str | None:
     if not found:
         return None
     first = min(found, key=lambda b: b.time)
-    return (
-        f"{first.who} has ended without an error (sys.exit in a script?), and the others still need it; {first.last_seen}"
-    )
+    return f"{first.who} has ended without an error (sys.exit in a script?), and the others still need it; {first.last_seen}"
 
 
 def held_up(beats: Mapping[int, Beat], own: int) -> str | None:

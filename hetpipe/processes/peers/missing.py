@@ -53,10 +53,7 @@ class Missing:
     ended: Mapping[int, str]
 
     def __str__(self) -> str:
-        parts = [
-            f"{_numbered(ranks)} on {f'host {host}' if host else 'another host'}"
-            for host, ranks in self.on.items()
-        ]
+        parts = [f"{_numbered(ranks)} on {f'host {host}' if host else 'another host'}" for host, ranks in self.on.items()]
         text = f"{sum(map(len, self.on.values()))} of {self.size} ranks ({'; '.join(parts)})"
         return text + "".join(f"; rank {rank} has ended {words}" for rank, words in list(self.ended.items())[:MOST_ENDED])
 

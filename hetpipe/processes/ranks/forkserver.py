@@ -42,8 +42,11 @@ class Forkserver:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # in the server: Ctrl-C is for this process
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno()), *preload],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env={**os.environ, **_UNTOUCHED},
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **_UNTOUCHED},
+            )
         except BaseException:
             self._socket.close()
             raise

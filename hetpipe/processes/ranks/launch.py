@@ -24,15 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hetpipe.processes import progress
 from hetpipe.processes.environment import launched, step_timeout
-from hetpipe.processes.peers.beats import (
-    Beat,
-    KeyValueStore,
-    Silence,
-    newest_resume,
-    part_for_beats,
-    read_beats,
-    waited,
-)
+from hetpipe.processes.peers.beats import Beat, KeyValueStore, Silence, newest_resume, part_for_beats, read_beats, waited
 from hetpipe.processes.progress import Activity, say
 from hetpipe.processes.pulse import LAUNCHED, stop_pulse
 from hetpipe.processes.ranks.forkserver import Forkserver
@@ -175,9 +167,7 @@ def _store() -> Any:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         port = listener.getsockname()[1]
-        return TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
-        )
+        return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
 
 
 @contextmanager
@@ -271,9 +261,7 @@ class _Watch:
             return stopped.by(self.asked) if stopped is not None else RunStopped(self.asked, resume=resume)
         if silent:
             return RankFailure(self._death(silent[0], beats), None, resume)
-        first = min(
-            (r for r in self.reports.values() if r.error is not None), key=lambda r: (r.of_another, r.time)
-        )
+        first = min((r for r in self.reports.values() if r.error is not None), key=lambda r: (r.of_another, r.time))
         if not first.where:
             return RankFailure(str(first.error), first, first.resume or resume)
         where = first.where if "device" in first.where else f"{first.where}, device {self.devices[first.rank].id}"
@@ -290,11 +278,7 @@ class _Watch:
 
     def _death(self, rank: int, beats: Mapping[int, Beat]) -> str:
         code, beat = self.exit_codes[rank], beats.get(rank)
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code} and no message"
-        )
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no message"
         hint = " (the system kills processes like this when memory runs out)" if code == -signal.SIGKILL else ""
         seen = f"; {beat.last_seen}{waited([beat], beats)}" if beat is not None else ""
         return f"{self._place(rank, beat)} {how}{hint}{seen}"

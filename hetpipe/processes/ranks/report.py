@@ -85,11 +85,7 @@ def with_cause(report: Report, error: BaseException) -> Report:
 
 def root_cause(error: BaseException) -> BaseException:
     """What a stage itself raised: torch's pipelining wraps it in a RuntimeError with a message full of tensor dumps."""
-    while (
-        type(error) is RuntimeError
-        and error.__cause__ is not None
-        and any(text in str(error) for text in _WRAPPERS)
-    ):
+    while type(error) is RuntimeError and error.__cause__ is not None and any(text in str(error) for text in _WRAPPERS):
         error = error.__cause__
     return error
 

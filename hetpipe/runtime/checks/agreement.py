@@ -152,8 +152,9 @@ def raise_batches(ranks: Sequence[int], complaints: Sequence[Complaint]) -> None
 
 def batch_mark(batch: Tensors) -> int | None:
     """A hash of some of each row of a batch, of BATCH_BITS; None where nothing is on the CPU (a GPU would be waited for)."""
-    parts = [_rows(t) for t in as_tuple(batch)
-             if t.ndim > 0 and t.numel() and t.device.type == "cpu" and t.layout == torch.strided]  # fmt: skip
+    parts = [
+        _rows(t) for t in as_tuple(batch) if t.ndim > 0 and t.numel() and t.device.type == "cpu" and t.layout == torch.strided
+    ]
     mark = 0
     for rows in parts:
         every = rows.shape[1] // BATCH_BYTES | 1  # odd, so that it meets every byte of a number

@@ -38,8 +38,7 @@ def origin(engine: PlanEngine, inputs: Tensors | None, targets: Tensors | None) 
 def _layers(engine: PlanEngine) -> list[tuple[int, str, nn.Module]]:
     numbers = {name: index for index, (name, _) in enumerate(named_layers(engine.layers))}
     return [
-        (numbers[name], f"layer {numbers[name]} ({name!r}) of {engine.name}", layer)
-        for name, layer in named_layers(engine.stage)
+        (numbers[name], f"layer {numbers[name]} ({name!r}) of {engine.name}", layer) for name, layer in named_layers(engine.stage)
     ]
 
 

@@ -97,8 +97,9 @@ class Handover:
         self._others = self._noted = False  # whether an optimizer has stepped that has none of them, and whether that was said
         own = weakref.ref(self)  # the hooks must not keep an engine's process groups
         self._handles = [
-            register_optimizer_step_pre_hook(partial(_before, own)), register_optimizer_step_post_hook(partial(_after, own))
-        ]  # fmt: skip
+            register_optimizer_step_pre_hook(partial(_before, own)),
+            register_optimizer_step_post_hook(partial(_after, own)),
+        ]
 
     @contextmanager
     def inside(self) -> Iterator[None]:

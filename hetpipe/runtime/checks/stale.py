@@ -124,8 +124,11 @@ def set_aside(model: nn.Module) -> Iterator[None]:
         yield
         return
     marks.unwatch()
-    stale = {name: [t for t in _tensors(model.get_submodule(name)) if id(t) in own and own[id(t)].holds(t)]
-             for name, own in marks.layers.items() if name in model._modules}  # fmt: skip
+    stale = {
+        name: [t for t in _tensors(model.get_submodule(name)) if id(t) in own and own[id(t)].holds(t)]
+        for name, own in marks.layers.items()
+        if name in model._modules
+    }
     try:
         yield
     finally:

@@ -79,8 +79,11 @@ class Trained:
 
 def modes(module: nn.Module) -> str:
     """Which modules train: the module, and those in it in another mode than the one that holds them."""
-    changes = [f"{name} {_mode(part)}" for name, part in module.named_modules()
-               if name and part.training != module.get_submodule(name.rpartition(".")[0]).training]  # fmt: skip
+    changes = [
+        f"{name} {_mode(part)}"
+        for name, part in module.named_modules()
+        if name and part.training != module.get_submodule(name.rpartition(".")[0]).training
+    ]
     return _mode(module) + (f", but for {', '.join(changes)}" if changes else "")
 
 

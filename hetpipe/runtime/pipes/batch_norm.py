@@ -18,19 +18,14 @@ class DeferredStatistics:
     """
 
     def __init__(self, layers: nn.Module) -> None:
-        self._norms = [
-            m for m in layers.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None
-        ]
+        self._norms = [m for m in layers.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
         self._sums: list[Tensor] = []
         self._counting = False
         self._handles = [m.register_forward_pre_hook(self._count) for m in self._norms]
 
     def begin(self) -> None:
         """A step begins: the norms leave their statistics alone."""
-        self._sums = [
-            torch.zeros(2 * m.num_features + 1, dtype=torch.float64, device=_mean(m).device)
-            for m in self._norms
-        ]
+        self._sums = [torch.zeros(2 * m.num_features + 1, dtype=torch.float64, device=_mean(m).device) for m in self._norms]
         for norm in self._norms:
             norm.track_running_stats = False
         self._counting = True

@@ -57,8 +57,16 @@ class OneProcessEngine(PlanEngine):
     gradients are summed, so they stay equal. On CPU devices, which share one worker thread, stages run one after the other.
     """
 
-    def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, devices: Sequence[torch.device],
-                 types: Sequence[NumberTypes], library: Library) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        world: World,
+        groups: PlanGroups,
+        devices: Sequence[torch.device],
+        types: Sequence[NumberTypes],
+        library: Library,
+    ) -> None:
         super().__init__(model, plan, world)
         self.is_last, self.groups = True, groups
         self.devices, self.device, self._library = list(devices), devices[0], library
@@ -78,28 +86,35 @@ class OneProcessEngine(PlanEngine):
                 len(bounds),
                 clock,
             )
-            for s, (stage, device, clock) in enumerate(
-                zip(self._replica_plan.stages, devices, self._clocks, strict=True)
-            )
+            for s, (stage, device, clock) in enumerate(zip(self._replica_plan.stages, devices, self._clocks, strict=True))
         ]
         self._chunks = len(self._replica_plan.microbatch_sizes)
-        self._pipe = library.pipe(nn.Sequential(*self._parts), balance=[1] * len(bounds), devices=self.devices,
-                                  chunks=self._chunks, checkpoint="never")  # fmt: skip
+        self._pipe = library.pipe(
+            nn.Sequential(*self._parts), balance=[1] * len(bounds), devices=self.devices, chunks=self._chunks, checkpoint="never"
+        )
         self._statistics = DeferredStatistics(self.stage) if model.batch_norm == "deferred" else None
         self.sync = self._gradient_sync(groups, copies)
         self._watch(groups.owners, self.device)
 
-    def _gradient_sync(
-        self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]
-    ) -> GradientSync:
+    def _gradient_sync(self, groups: PlanGroups, copies: Mapping[nn.Parameter, Sequence[nn.Parameter]]) -> GradientSync:
         layers = self._model.layers
         ties = tied_layers(layers)
         by_name = dict(layers.named_parameters(remove_duplicate=False))
         return GradientSync(
-            local_groups(layers, 0, len(layers), plan_groups(self.plan, self.world.rank_of, ties), self.plan, ties,
-                         {by_name[name]: name for name in ties}),
-            groups.owners, self.world.rank, device=self.device, copies=copies,
-        )  # fmt: skip
+            local_groups(
+                layers,
+                0,
+                len(layers),
+                plan_groups(self.plan, self.world.rank_of, ties),
+                self.plan,
+                ties,
+                {by_name[name]: name for name in ties},
+            ),
+            groups.owners,
+            self.world.rank,
+            device=self.device,
+            copies=copies,
+        )
 
     @property
     def place(self) -> str:
@@ -198,9 +213,7 @@ def _check_skips(layers: nn.Sequential, plan: Plan, library: Library) -> None:
     try:
         library.verify(layers)
     except TypeError as error:
-        raise InputError(
-            f"{library.name}: the model's skip connections do not fit together: {error}"
-        ) from None
+        raise InputError(f"{library.name}: the model's skip connections do not fit together: {error}") from None
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):
             for name, layer in named_layers(layers)[slice(*stage.layers)]:

@@ -64,9 +64,7 @@ class PipeStage(nn.Module):
         self.met += 1
         recorder = self.recorder
         recorder.begin(f"{self.index}F{i}")
-        tensors = (
-            list(as_tuple(call.inputs[i])) if self.index == 0 else self._arrived(as_tuple(given), call, i)
-        )
+        tensors = list(as_tuple(call.inputs[i])) if self.index == 0 else self._arrived(as_tuple(given), call, i)
         register_hooks = torch.is_grad_enabled()
         if register_hooks:
             _hook(tensors, recorder.touch, "all")

@@ -24,9 +24,13 @@ class Boundaries:
     each where it is)."""
 
     def __init__(
-        self, model: Model, layers: nn.Sequential, replica: ReplicaPlan, types: Sequence[NumberTypes],
+        self,
+        model: Model,
+        layers: nn.Sequential,
+        replica: ReplicaPlan,
+        types: Sequence[NumberTypes],
         device: torch.device | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._layers, self._types, self._device = model, layers, types, device
         self._bounds = [stage.layers for stage in replica.stages]
         self._autocast: NumberType | None = None
@@ -64,7 +68,12 @@ class Boundaries:
         key = size, shapes or row_shapes(self._model.inputs), training
         if key not in self._specs:
             with nullcontext() if training else evaluating(self._layers):
-                found = trace(self._layers, self._model.shaped(size, key[1]), self._device, stages=self.stages,
-                              kinds=self._kinds.get(training))  # fmt: skip
+                found = trace(
+                    self._layers,
+                    self._model.shaped(size, key[1]),
+                    self._device,
+                    stages=self.stages,
+                    kinds=self._kinds.get(training),
+                )
             self._specs[key], self._kinds[training] = found
         return self._specs[key]

@@ -48,8 +48,17 @@ class TorchEngine(PlanEngine):
 
     stage: Stage
 
-    def __init__(self, model: Model, plan: Plan, world: World, groups: PlanGroups, device: torch.device,
-                 types: Sequence[NumberTypes], *, emulation: Emulation | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        world: World,
+        groups: PlanGroups,
+        device: torch.device,
+        types: Sequence[NumberTypes],
+        *,
+        emulation: Emulation | None = None,
+    ) -> None:
         super().__init__(model, plan, world)
         self.device, self.groups = device, groups
         self.boundaries = Boundaries(model, model.layers, self._replica_plan, types, device)
@@ -69,8 +78,8 @@ class TorchEngine(PlanEngine):
         if self._stage_plan.offload:
             self.stage.offload = Offload(device, self.recorder.meter)
         if emulation is not None:
-            self.recorder.seconds = lambda kind, size: self._copied() + emulation.seconds(
-                kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self.numbers
+            self.recorder.seconds = lambda kind, size: (
+                self._copied() + emulation.seconds(kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self.numbers)
             )
             self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
         self._runs: dict[tuple[tuple[int, ...], int | None], StageRun] = {}
@@ -86,9 +95,7 @@ class TorchEngine(PlanEngine):
         tied_names = {by_name[name]: name for name in ties if by_name[name] in mine}
         segments = plan_groups(self.plan, self.world.rank_of, ties)
         return GradientSync(
-            local_groups(self.stage, lo, hi, segments, self.plan, ties, tied_names, self.shard),
-            groups.owners,
-            self.world.rank,
+            local_groups(self.stage, lo, hi, segments, self.plan, ties, tied_names, self.shard), groups.owners, self.world.rank
         )
 
     def _as_late(self, emulation: Emulation, parameters: Sequence[nn.Parameter]) -> None:
@@ -114,13 +121,9 @@ class TorchEngine(PlanEngine):
     def _meter(self, emulation: Emulation | None) -> MemoryMeter | None:
         if emulation is None:
             return None
-        meter = MemoryMeter(
-            limit=emulation.memory_bytes, where=self.name, exclude=static_storages(self.stage)
-        )
+        meter = MemoryMeter(limit=emulation.memory_bytes, where=self.name, exclude=static_storages(self.stage))
         parameters, buffers = module_bytes(self.stage)
-        meter.add(
-            parameters + buffers, f"the parameters and buffers of layers {list(self._stage_plan.layers)}"
-        )
+        meter.add(parameters + buffers, f"the parameters and buffers of layers {list(self._stage_plan.layers)}")
         meter.add(self.sync.gradient_bytes, "gradients")
         meter.add(emulation.transient_bytes, "the recomputed layer")
         return meter
@@ -214,14 +217,26 @@ class TorchEngine(PlanEngine):
             return Outcome(untried=str(error))
         cut = cut_to_try(inputs) if inputs is not None and self.is_first else None
         trying = Trying(self.stage, [leaves for _, leaves in ends])
-        run = StageRun(trying, index=self.index, stages=len(self._replica_plan.stages), peers=self._peers, lanes=self._lanes,
-                       rooms=(Room(self.device, None), Room(self.device, None)), sizes=sizes, depths=None,
-                       recorder=Recorder(self.device), loss=None, last_backward=lambda: None)  # fmt: skip
+        run = StageRun(
+            trying,
+            index=self.index,
+            stages=len(self._replica_plan.stages),
+            peers=self._peers,
+            lanes=self._lanes,
+            rooms=(Room(self.device, None), Room(self.device, None)),
+            sizes=sizes,
+            depths=None,
+            recorder=Recorder(self.device),
+            loss=None,
+            last_backward=lambda: None,
+        )
         given = [move(as_value(rows), self.device) for rows in (cut.whole, *cut.parts)] if cut is not None else None
         with torch.no_grad(), kept(self.stage), norms_off(self.stage), drawing("trial"):
             run.run(ends, given, None, lambda *_: None)
-        whole, *parts = ([t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
-                         for row, (specs, _) in zip(trying.entered, ends, strict=True))  # fmt: skip
+        whole, *parts = (
+            [t.requires_grad_(s.requires_grad) for t, s in zip(row, specs, strict=True)]
+            for row, (specs, _) in zip(trying.entered, ends, strict=True)
+        )
         sets = TrialRows(tuple(whole), (tuple(parts[0]), tuple(parts[1])), sizes[1:])
         return try_layers(self._layers_to_try(self.stage, self._stage_plan.layers[0]), sets.each(self._own_types.entered))
 

@@ -66,10 +66,23 @@ class StageRun:
     what enters, and what leaves; `rooms` have the buffers for what enters, and for the gradients of what leaves; `last_backward`
     is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
 
-    def __init__(self, module: Stage, *, index: int, stages: int, peers: tuple[Sequence[int], Sequence[int]], lanes: Lanes,
-                 rooms: tuple[Room, Room], sizes: Sequence[int], depths: Sequence[int] | None, recorder: Recorder,
-                 loss: Callable[[Tensors, Wanted], Tensor] | None, last_backward: Callable[[], None],
-                 seed: Callable[[Wanted], float] = lambda _: 1.0, frozen: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        module: Stage,
+        *,
+        index: int,
+        stages: int,
+        peers: tuple[Sequence[int], Sequence[int]],
+        lanes: Lanes,
+        rooms: tuple[Room, Room],
+        sizes: Sequence[int],
+        depths: Sequence[int] | None,
+        recorder: Recorder,
+        loss: Callable[[Tensors, Wanted], Tensor] | None,
+        last_backward: Callable[[], None],
+        seed: Callable[[Wanted], float] = lambda _: 1.0,
+        frozen: int = 0,
+    ) -> None:
         self.module, self.index, self.sizes = module, index, sizes
         self.recorder, self.loss, self._last_backward, self._seed = recorder, loss, last_backward, seed
         self.is_first, self.is_last = index == 0, index == stages - 1
@@ -89,9 +102,12 @@ class StageRun:
             self._outputs = Outgoing(peers[1], lanes.activations)
 
     def run(
-        self, ends: Sequence[Ends], inputs: Sequence[Tensors] | None, targets: Sequence[Wanted] | None,
+        self,
+        ends: Sequence[Ends],
+        inputs: Sequence[Tensors] | None,
+        targets: Sequence[Wanted] | None,
         on_output: Output | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> list[Tensor]:
         """Run all micro-batches; `ends` has what enters and leaves with each. The first stage takes `inputs`; the last one, where
         it trains, `targets`, and returns their losses, and else calls `on_output` with each output."""
         self._begin(ends)

@@ -124,8 +124,11 @@ def time_section(scene: Scene) -> str:
     """The seconds of each device, by what it does and why it does not."""
     if not scene.seconds:
         return ""
-    kinds = [name for name in ("forward", "backward", "recompute", "optimizer")
-             if any(name in dict(work_text(stage)) for _, stage in scene.stages)]  # fmt: skip
+    kinds = [
+        name
+        for name in ("forward", "backward", "recompute", "optimizer")
+        if any(name in dict(work_text(stage)) for _, stage in scene.stages)
+    ]
     causes = [cause for cause in CAUSES if any(stage.idle.get(cause, 0.0) > 0 for _, stage in scene.stages)]
     rows = []
     for lane, stage in scene.stages:
@@ -136,9 +139,11 @@ def time_section(scene: Scene) -> str:
         rows.append([name, human_seconds(stage.busy), percent(stage.busy / scene.seconds), *cells, memory_text(stage)])
     heading = ["stage", "computes", "of the step", *kinds, *(f"idle: {cause}" for cause in causes), "memory"]
     marked = [i for i, (_, stage) in enumerate(scene.stages) if stage.limits_step]
-    parts = (f"The step of {human_seconds(scene.seconds)} is {human_seconds(scene.pipeline_seconds)} of pipelines, "
-             f"{human_seconds(scene.sync_seconds)} of gradient sums after them, and {human_seconds(scene.optimizer_seconds)} of "
-             "optimizer. The row that limits the step stands out.")  # fmt: skip
+    parts = (
+        f"The step of {human_seconds(scene.seconds)} is {human_seconds(scene.pipeline_seconds)} of pipelines, "
+        f"{human_seconds(scene.sync_seconds)} of gradient sums after them, and {human_seconds(scene.optimizer_seconds)} of "
+        "optimizer. The row that limits the step stands out."
+    )
     return section("time", "Time broken down", paragraph(parts), table(heading, rows, label="time of each stage", marked=marked))
 
 
@@ -164,14 +169,18 @@ def price_section(scene: Scene) -> str:
     return section("price", "Price", table(["", "per hour", "per million samples"], rows, label="price"))
 
 
-def against_section(
-    scene: Scene, predicted: Timeline | None, measured: Timeline | None, *, differ: bool = False
-) -> str:  # fmt: skip
+def against_section(scene: Scene, predicted: Timeline | None, measured: Timeline | None, *, differ: bool = False) -> str:
     """The measured step beside the predicted one; `differ`: whether steps have samples of other lengths."""
     if predicted is None or measured is None:
         return ""
-    rows = [["step", human_seconds(measured.step_seconds), human_seconds(predicted.step_seconds),
-             _difference(measured.step_seconds, predicted.step_seconds)]]  # fmt: skip
+    rows = [
+        [
+            "step",
+            human_seconds(measured.step_seconds),
+            human_seconds(predicted.step_seconds),
+            _difference(measured.step_seconds, predicted.step_seconds),
+        ]
+    ]
     seen, expected = measured.busy_seconds(), predicted.busy_seconds()
     for device in scene.plan.device_ids:
         if device in seen and device in expected:
@@ -183,9 +192,14 @@ def against_section(
         rows.append([f"peak memory of {device}", *cells])
     heading = ["", "measured", "predicted", "difference"]
     note = "Seconds are of one step, the last that was measured" + (
-        ", and of the predicted mean over steps whose samples have other lengths." if differ else ", and of the predicted one.")
-    return section("measured", "Measured against predicted", paragraph(note, kind="note"),
-                   table(heading, rows, label="measured against predicted"))  # fmt: skip
+        ", and of the predicted mean over steps whose samples have other lengths." if differ else ", and of the predicted one."
+    )
+    return section(
+        "measured",
+        "Measured against predicted",
+        paragraph(note, kind="note"),
+        table(heading, rows, label="measured against predicted"),
+    )
 
 
 def _difference(a: float, b: float) -> str:
@@ -197,10 +211,16 @@ def front_section(found: Front | None) -> str:
     if found is None:
         return ""
     rows = [
-        [nodes_text(row.nodes), f"{row.price_per_hour:.2f}", human_seconds(row.plan.step_seconds),
-         f"{row.plan.price_per_million_samples:.2f}", "unknown" if row.plan.gap is None else percent(row.plan.gap)]
-        for row in found.front if row.plan is not None
-    ]  # fmt: skip
+        [
+            nodes_text(row.nodes),
+            f"{row.price_per_hour:.2f}",
+            human_seconds(row.plan.step_seconds),
+            f"{row.plan.price_per_million_samples:.2f}",
+            "unknown" if row.plan.gap is None else percent(row.plan.gap),
+        ]
+        for row in found.front
+        if row.plan is not None
+    ]
     heading = ["nodes", "price per hour", "step", "price per million samples", "gap"]
     note = f"{len(found.rows)} sub-clusters were looked at; no other beats these both in time and in price."
     drawn = _figure(lambda width: front_canvas(found, width)) if front_canvas(found).height else ""
@@ -250,6 +270,8 @@ def changes_section(found: Changes | None, batch: int) -> str:
         speed = three_digits(batch / one.step_seconds) if one.step_seconds > 0 else ""
         rows.append([one.name, human_seconds(one.step_seconds), speed, _difference(base, one.step_seconds), cost, ""])
     heading = ["what if", "step", "samples/s", "speed", "price per million samples", "why none"]
-    note = (f"Each was planned by {found.how}, or is this plan where it still runs, and was simulated; the first row is the "
-            "cluster as it is.")  # fmt: skip
+    note = (
+        f"Each was planned by {found.how}, or is this plan where it still runs, and was simulated; the first row is the "
+        "cluster as it is."
+    )
     return section("changes", "What if", paragraph(note, kind="note"), table(heading, rows, label="what if", marked=[0]))

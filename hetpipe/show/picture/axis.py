@@ -52,8 +52,13 @@ def scale_of(scene: Scene, width: float) -> Scale:
     else:
         equal = scene.equal.seconds if scene.equal is not None and scene.equal.seconds is not None else 0.0
         longest = max(scene.seconds, min(equal, _FARTHEST * scene.seconds))
-    return Scale(left=left, room=room, seconds=longest, largest=max(sizes, default=0),
-                  high=min(_MOST_HIGH, max(_LEAST_HIGH, _ALL_HIGH / len(scene.stages))))  # fmt: skip
+    return Scale(
+        left=left,
+        room=room,
+        seconds=longest,
+        largest=max(sizes, default=0),
+        high=min(_MOST_HIGH, max(_LEAST_HIGH, _ALL_HIGH / len(scene.stages))),
+    )
 
 
 def draw_marks(group: Group, scene: Scene, scale: Scale, top: float, bottom: float) -> None:

@@ -178,9 +178,7 @@ class Canvas:
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
         except ImportError:
-            raise InputError(
-                "a .png needs matplotlib: pip install 'hetpipe[viz]' (.svg and .html need nothing)"
-            ) from None
+            raise InputError("a .png needs matplotlib: pip install 'hetpipe[viz]' (.svg and .html need nothing)") from None
         dots = min(dots_per_pixel, _MOST_PIXELS / max(self.width, self.height))
         buffer = io.BytesIO()
         with warnings.catch_warnings(), rc_context({"hatch.linewidth": 0.5}):
@@ -201,33 +199,63 @@ class Canvas:
 
         for strip in (strip for group in self.groups for strip in group.strips):
             axes.broken_barh(
-                [(a, max(b - a, 0.2)) for a, b in strip.spans], (strip.y, strip.height), linewidth=0, zorder=1,
+                [(a, max(b - a, 0.2)) for a, b in strip.spans],
+                (strip.y, strip.height),
+                linewidth=0,
+                zorder=1,
                 facecolors=_light(strip.fill, strip.opacity),
-            )  # fmt: skip
+            )
         for order, box in enumerate(self.boxes):
-            axes.add_patch(Rectangle(
-                (box.x, box.y), box.width, box.height, zorder=1 + order * 1e-6, linewidth=box.thickness * 0.75,
-                facecolor=_light(box.fill, box.opacity), edgecolor=_light(box.edge),
-            ))  # fmt: skip
+            axes.add_patch(
+                Rectangle(
+                    (box.x, box.y),
+                    box.width,
+                    box.height,
+                    zorder=1 + order * 1e-6,
+                    linewidth=box.thickness * 0.75,
+                    facecolor=_light(box.fill, box.opacity),
+                    edgecolor=_light(box.edge),
+                )
+            )
             if box.pattern:
-                axes.add_patch(Rectangle(
-                    (box.x, box.y), box.width, box.height, zorder=1 + order * 1e-6, linewidth=0, facecolor="none",
-                    edgecolor=_light("ink", 0.6), hatch=PATTERNS[box.pattern][1],
-                ))  # fmt: skip
+                axes.add_patch(
+                    Rectangle(
+                        (box.x, box.y),
+                        box.width,
+                        box.height,
+                        zorder=1 + order * 1e-6,
+                        linewidth=0,
+                        facecolor="none",
+                        edgecolor=_light("ink", 0.6),
+                        hatch=PATTERNS[box.pattern][1],
+                    )
+                )
         lines = [line for group in self.groups for line in group.lines]
-        axes.add_collection(LineCollection(
-            [line.points for line in lines], colors=[_light(line.colour) for line in lines],
-            linewidths=[line.thickness * 0.75 for line in lines],
-            linestyles=[(0, (4, 3)) if line.dashed else "solid" for line in lines],
-        ), autolim=False)  # fmt: skip
+        axes.add_collection(
+            LineCollection(
+                [line.points for line in lines],
+                colors=[_light(line.colour) for line in lines],
+                linewidths=[line.thickness * 0.75 for line in lines],
+                linestyles=[(0, (4, 3)) if line.dashed else "solid" for line in lines],
+            ),
+            autolim=False,
+        )
         for w in self.words:
             axes.text(
-                w.x, w.y if w.upright else w.y + 0.36 * w.size, printable(w.text), fontsize=w.size * 0.75,
-                color=_light(w.colour), fontweight="bold" if w.bold else "normal", family="DejaVu Sans",
-                rotation=90 if w.upright else 0, ha="center" if w.upright else _ANCHOR[w.anchor],
-                va="center" if w.upright else "baseline", parse_math=False, usetex=False,
+                w.x,
+                w.y if w.upright else w.y + 0.36 * w.size,
+                printable(w.text),
+                fontsize=w.size * 0.75,
+                color=_light(w.colour),
+                fontweight="bold" if w.bold else "normal",
+                family="DejaVu Sans",
+                rotation=90 if w.upright else 0,
+                ha="center" if w.upright else _ANCHOR[w.anchor],
+                va="center" if w.upright else "baseline",
+                parse_math=False,
+                usetex=False,
                 path_effects=[withStroke(linewidth=3, foreground=_light("paper"))] if w.clear else None,
-            )  # fmt: skip
+            )
 
 
 def _light(name: str, opacity: float = 1.0) -> Any:

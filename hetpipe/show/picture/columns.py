@@ -1,11 +1,11 @@
 """The partition of many devices, drawn small: a chart a replica, a column a stage, as high as its seconds of a step.
 
-    replica 2: 408 of 1024 samples, in 51 micro-batches of 8
-    ┬───────────────────────── step
-    │ ··  ··  ░░  ··               idle time, by its cause
-    │ ██▌ ██▌ ██▌ ██▌              what it computes; beside it how full its device's memory is
-    └ 0–3 4–6 7–9 10               layers
-      a5/0 a0/0 a0/2 a1/0          device
+replica 2: 408 of 1024 samples, in 51 micro-batches of 8
+┬───────────────────────── step
+│ ··  ··  ░░  ··               idle time, by its cause
+│ ██▌ ██▌ ██▌ ██▌              what it computes; beside it how full its device's memory is
+└ 0–3 4–6 7–9 10               layers
+  a5/0 a0/0 a0/2 a1/0          device
 """
 
 from __future__ import annotations
@@ -124,8 +124,15 @@ def _column(group: Group, scene: Scene, stage: StageScene, x: float, top: float,
     body = Box(x=x, y=base - high, width=width, height=high, fill=colour, opacity=0.5, tip=tip)
     foot = replace(body, y=base - min(_STRIP, high), height=min(_STRIP, high), opacity=0.55, pattern=pattern, tip="")
     edge = ("limit", 2.5) if stage.limits_step else (colour, 1.2)
-    ends = Box(x=x, y=base - high, width=width, height=_HIGH * stage.optimizer / whole if whole > 0 else 0.0, fill="ink",
-               opacity=0.75, tip=f"optimizer: {human_seconds(stage.optimizer)}")  # fmt: skip
+    ends = Box(
+        x=x,
+        y=base - high,
+        width=width,
+        height=_HIGH * stage.optimizer / whole if whole > 0 else 0.0,
+        fill="ink",
+        opacity=0.75,
+        tip=f"optimizer: {human_seconds(stage.optimizer)}",
+    )
     frame = replace(body, fill="none", edge=edge[0], thickness=edge[1], tip="")
     group.boxes += [body, foot, *[ends] * (stage.optimizer > 0), frame]
     at = base - high

@@ -70,5 +70,13 @@ def _area(group: Group, steps: list[tuple[float, float, int]], y: float, limit: 
             runs.append((a, b))
     for size, runs in levels.items():
         high = _HIGH * min(size / limit, 1.0)
-        group.strips.append(Strip(y=y + _HIGH - high, height=high, spans=tuple(runs), fill=colour, opacity=0.55,
-                                  tip=f"{human_bytes(size)} of {human_bytes(limit)}"))  # fmt: skip
+        group.strips.append(
+            Strip(
+                y=y + _HIGH - high,
+                height=high,
+                spans=tuple(runs),
+                fill=colour,
+                opacity=0.55,
+                tip=f"{human_bytes(size)} of {human_bytes(limit)}",
+            )
+        )

@@ -98,8 +98,9 @@ def _said(row: Row, point: Point) -> str:
 def _point(group: Group, row: Row, point: Point, xs: _Axis, ys: _Axis) -> None:
     colour, half = LOOKS[kind_of(row)]
     x, y = xs.at(point[0]), ys.at(point[1])
-    group.boxes.append(Box(x=x - half, y=y - half, width=2 * half, height=2 * half, fill=colour, opacity=0.9, round=half,
-                           tip=_said(row, point)))  # fmt: skip
+    group.boxes.append(
+        Box(x=x - half, y=y - half, width=2 * half, height=2 * half, fill=colour, opacity=0.9, round=half, tip=_said(row, point))
+    )
 
 
 def _legend(group: Group, kinds: set[str]) -> None:

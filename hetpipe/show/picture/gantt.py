@@ -22,9 +22,13 @@ MOST_ROWS = 24  # that are shown
 _MOST_SPANS = 700  # of a row, above which each pixel shows what is done most in it
 # name: colour, opacity, whether it stands under the work
 LOOKS: dict[str, tuple[str, float, bool]] = {
-    "forward": ("type5", 0.75, False), "backward": ("type1", 0.75, False), "recompute": ("type3", 0.85, False),
-    "optimizer": ("ink", 0.75, False), "transfer": ("type2", 0.9, True), "gradient sum": ("type4", 0.9, True),
-}  # fmt: skip
+    "forward": ("type5", 0.75, False),
+    "backward": ("type1", 0.75, False),
+    "recompute": ("type3", 0.85, False),
+    "optimizer": ("ink", 0.75, False),
+    "transfer": ("type2", 0.9, True),
+    "gradient sum": ("type4", 0.9, True),
+}
 _Parts = dict[str, list[tuple[float, float, Span]]]
 _NAMES = {"F": "forward", "B": "backward", "send": "transfer", "sync": "gradient sum", "optimizer": "optimizer"}
 
@@ -97,10 +101,16 @@ class _Chart:
         if any(stage.recompute > 0 for _, stage in scene.stages):
             kinds.add("recompute")
         swatch = Box(x=0, y=0, width=16, height=12)
-        work = [(name, replace(swatch, fill=colour, opacity=opacity)) for name, (colour, opacity, _) in LOOKS.items()
-                if shown and name in kinds]  # fmt: skip
-        idle = [(f"idle: {cause}", replace(swatch, fill="panel", edge="rule", pattern=CAUSE_PATTERNS[cause]))
-                for cause, share in scene.idle_shares().items() if share > 0]  # fmt: skip
+        work = [
+            (name, replace(swatch, fill=colour, opacity=opacity))
+            for name, (colour, opacity, _) in LOOKS.items()
+            if shown and name in kinds
+        ]
+        idle = [
+            (f"idle: {cause}", replace(swatch, fill="panel", edge="rule", pattern=CAUSE_PATTERNS[cause]))
+            for cause, share in scene.idle_shares().items()
+            if share > 0
+        ]
         group, y = self.canvas.groups[0], 14.0
         for entries in (work, idle):
             x = _MARGIN
@@ -127,8 +137,17 @@ class _Chart:
         for a, b, cause in gaps if self.few else _joined(gaps, _PATTERN / self.scale):
             if (b - a) * self.scale >= (1 if self.few else _PATTERN):
                 tip = f"idle, {cause}: {human_seconds(b - a)}"
-                group.boxes.append(Box(x=self.x(a), y=y, width=(b - a) * self.scale, height=_WORK, fill="panel",
-                                       pattern=CAUSE_PATTERNS[cause], tip=tip))  # fmt: skip
+                group.boxes.append(
+                    Box(
+                        x=self.x(a),
+                        y=y,
+                        width=(b - a) * self.scale,
+                        height=_WORK,
+                        fill="panel",
+                        pattern=CAUSE_PATTERNS[cause],
+                        tip=tip,
+                    )
+                )
         again = stage.recompute / (stage.recompute + stage.backward) if stage.recompute > 0 else 0.0
         parts: _Parts = {}
         for span in spans:
@@ -172,11 +191,23 @@ class _Chart:
                 tip = f"{kind}{number}: {human_seconds(b - a)} from {human_seconds(a)}"
                 width = max((b - a) * self.scale, 0.2)
                 edge = "paper" if width > 3 and not under else "none"
-                group.boxes.append(Box(x=self.x(a), y=top, width=width, height=high, fill=colour, opacity=opacity,
-                                       edge=edge, thickness=0.6, tip=tip))  # fmt: skip
+                group.boxes.append(
+                    Box(
+                        x=self.x(a),
+                        y=top,
+                        width=width,
+                        height=high,
+                        fill=colour,
+                        opacity=opacity,
+                        edge=edge,
+                        thickness=0.6,
+                        tip=tip,
+                    )
+                )
                 if number and not under and text_width(number, 9) <= width:
-                    place = Words(x=self.x(a) + width / 2, y=y + _WORK / 2, text=number.strip(), size=9, anchor="middle",
-                                  colour="night")  # fmt: skip
+                    place = Words(
+                        x=self.x(a) + width / 2, y=y + _WORK / 2, text=number.strip(), size=9, anchor="middle", colour="night"
+                    )
                     group.words.append(place)
             return
         spans = tuple((self.x(a), self.x(b)) for a, b, _ in found if (b - a) * self.scale > 0.05)

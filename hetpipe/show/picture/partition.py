@@ -1,12 +1,12 @@
 """The partition, drawn: one lane a replica, one bar a stage, along the seconds of a step.
 
-    replica 0: 64 of 64 samples
-    ┌ node desk ───────────────────────────────────────────────┐
-    │ desk/0 RTX-3090 · layers 0–12          15.4 of 24.0 GiB  │
-    │ ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ limit ╌ │
-    │ █emb█|██0██|██1██|██2██| … |██11██|//fill and drain//|   │  as wide as its time, as high as its memory
-    └──────────────────────────────────────────────────────────┘
-      ↓ 128 MiB, 1.2 s a step
+replica 0: 64 of 64 samples
+┌ node desk ───────────────────────────────────────────────┐
+│ desk/0 RTX-3090 · layers 0–12          15.4 of 24.0 GiB  │
+│ ╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌ limit ╌ │
+│ █emb█|██0██|██1██|██2██| … |██11██|//fill and drain//|   │  as wide as its time, as high as its memory
+└──────────────────────────────────────────────────────────┘
+  ↓ 128 MiB, 1.2 s a step
 """
 
 from __future__ import annotations
@@ -17,18 +17,7 @@ from dataclasses import replace
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.idle import CAUSES
 from hetpipe.show.picture.axis import FRAME, MARGIN, Scale, draw_axis, draw_marks, scale_of
-from hetpipe.show.picture.canvas import (
-    WIDE,
-    Box,
-    Canvas,
-    Group,
-    Stroke,
-    Words,
-    fitting,
-    printable,
-    text_width,
-    wrapped,
-)
+from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Stroke, Words, fitting, printable, text_width, wrapped
 from hetpipe.show.picture.columns import draw_columns, stage_colour, waiting_box
 from hetpipe.show.picture.theme import TYPE_PATTERNS, TYPES, type_colour
 from hetpipe.show.words import (
@@ -93,8 +82,10 @@ def _legend(canvas: Canvas, scene: Scene) -> None:
     for kind in scene.types():  # as a bar begins: a strip, then layers
         place = kinds.index(kind)
         colour, pattern = type_colour(place), TYPE_PATTERNS[place % TYPES]
-        layers = [replace(swatch, width=_SWATCH / 2, fill=colour, opacity=0.32),
-                  replace(swatch, x=_SWATCH / 2, width=_SWATCH / 2, fill=colour, opacity=0.5)]  # fmt: skip
+        layers = [
+            replace(swatch, width=_SWATCH / 2, fill=colour, opacity=0.32),
+            replace(swatch, x=_SWATCH / 2, width=_SWATCH / 2, fill=colour, opacity=0.5),
+        ]
         strip = replace(swatch, width=_STRIP, fill=colour, opacity=0.55, pattern=pattern)
         frame = replace(swatch, edge=colour, thickness=1.5)
         entries.append(([*layers, strip, frame], f"{kind}, {human_bytes(scene.memories[kind])}"))

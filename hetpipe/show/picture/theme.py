@@ -34,9 +34,13 @@ PATTERNS = {
     "net": ("M0,8 L8,0 M0,0 L8,8", "xxx"),
 }
 CAUSE_PATTERNS = {
-    "fill and drain": "dots", "slower stage": "up", "link": "columns", "gradient sum": "net",
-    "slower optimizer": "rows", "overhead": "cross",
-}  # fmt: skip
+    "fill and drain": "dots",
+    "slower stage": "up",
+    "link": "columns",
+    "gradient sum": "net",
+    "slower optimizer": "rows",
+    "overhead": "cross",
+}
 TYPE_PATTERNS = ("", "up", "dots", "columns", "net", "rows", "down", "cross")
 
 

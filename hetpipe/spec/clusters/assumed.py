@@ -53,11 +53,13 @@ def assumed_overhead(cluster: Cluster, profile: Profile) -> RuntimeOverhead:
     channels = NVLINK_CHANNELS if _has_nvlink(cluster) else PCIE_CHANNELS
     context = _most(cluster, profile, "device_bytes", CONTEXT_BYTES + CUBLAS_BYTES)
     each = _most(cluster, profile, "communicator_bytes", channels * CHANNEL_BYTES)
-    return cluster.runtime_overhead.model_copy(update={
-        "device_bytes": int(context + communicators * each),
-        "backward_workspace": 1.0,
-        "allocator_factor": _most(cluster, profile, "allocator_factor", ALLOCATOR_FACTOR),
-    })  # fmt: skip
+    return cluster.runtime_overhead.model_copy(
+        update={
+            "device_bytes": int(context + communicators * each),
+            "backward_workspace": 1.0,
+            "allocator_factor": _most(cluster, profile, "allocator_factor", ALLOCATOR_FACTOR),
+        }
+    )
 
 
 def _most(cluster: Cluster, profile: Profile, name: str, assumed: float) -> float:

@@ -14,16 +14,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, mo
 from hetpipe.files.formats import Bytes, DeviceCount, Document, Name, Strict, read_mapping
 from hetpipe.files.limits import MOST_DEVICES, MOST_SUBCLUSTERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
-from hetpipe.spec.cluster import (
-    Adapter,
-    AdapterCount,
-    Cluster,
-    DeviceType,
-    Link,
-    LinkBetween,
-    Node,
-    RuntimeOverhead,
-)
+from hetpipe.spec.cluster import Adapter, AdapterCount, Cluster, DeviceType, Link, LinkBetween, Node, RuntimeOverhead
 
 Counts = tuple[int, ...]
 
@@ -34,9 +25,7 @@ def _range(value: Any) -> Any:
         return value
     match = re.fullmatch(r"\s*([0-9]{1,18})\s*(?:\.\.\s*([0-9]{1,18})\s*)?", str(value))
     if match is None:
-        raise ValueError(
-            f"cannot read {shown(value)}; write a number of nodes, such as 2, or a range, such as 0..8"
-        )
+        raise ValueError(f"cannot read {shown(value)}; write a number of nodes, such as 2, or a range, such as 0..8")
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     if last < first:
@@ -53,14 +42,7 @@ Range = Annotated[
     tuple[_NodeCount, _NodeCount],
     BeforeValidator(_range),
     PlainSerializer(_range_text),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0},
-                {"type": "string", "pattern": r"^\s*\d+\s*\.\.\s*\d+\s*$"},
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*\d+\s*\.\.\s*\d+\s*$"}]}),
 ]
 
 
@@ -88,8 +70,12 @@ class Catalogue(Document):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         types, names = list(self.device_types), list(self.templates)
-        strange = [(name, kind) for name, template in self.templates.items() for kind in template.devices
-                   if kind not in self.device_types]  # fmt: skip
+        strange = [
+            (name, kind)
+            for name, template in self.templates.items()
+            for kind in template.devices
+            if kind not in self.device_types
+        ]
         faults = told(strange, lambda x: f"template {x[0]!r}: unknown device type {x[1]!r}{nearest(x[1], types)}")
         unknown = [name for name in self.nodes if name not in self.templates]
         faults += told(unknown, lambda name: f"nodes: unknown template {name!r}{nearest(name, names)}")
@@ -108,10 +94,7 @@ class Catalogue(Document):
 
     def cluster(self, counts: Counts) -> Cluster:
         """The cluster of so many nodes of each template of `nodes`, named `template-0`, `template-1`, …"""
-        names = {
-            template: [f"{template}-{i}" for i in range(count)]
-            for template, count in zip(self.nodes, counts, strict=True)
-        }
+        names = {template: [f"{template}-{i}" for i in range(count)] for template, count in zip(self.nodes, counts, strict=True)}
         links = {frozenset(link.between): link for link in self.links}
         pairs = []
         for a, b in combinations_with_replacement(self.nodes, 2) if links else []:
@@ -119,11 +102,7 @@ class Catalogue(Document):
             ends = combinations(names[a], 2) if a == b else product(names[a], names[b])
             if found is not None:
                 pairs += [found.model_copy(update={"between": pair}) for pair in ends]
-        nodes = [
-            Node(name=name, **dict(self.templates[template]))
-            for template, own in names.items()
-            for name in own
-        ]
+        nodes = [Node(name=name, **dict(self.templates[template])) for template, own in names.items() for name in own]
         return Cluster(
             format="hetpipe.cluster/1",
             device_types=self.device_types,
@@ -145,9 +124,7 @@ class Choice(NamedTuple):
     @property
     def size(self) -> int:
         """How many sub-clusters there are, the empty one left out."""
-        return math.prod(last - first + 1 for first, last in self.ranges) - all(
-            f == 0 for f, _ in self.ranges
-        )
+        return math.prod(last - first + 1 for first, last in self.ranges) - all(f == 0 for f, _ in self.ranges)
 
     def counts(self) -> Iterator[Counts]:
         """Every sub-cluster but the empty one, as numbers of nodes."""
@@ -217,10 +194,7 @@ def alike_nodes(cluster: Cluster) -> list[list[Node]]:
 def _group_names(groups: list[list[Node]]) -> list[str]:
     """`a100x8`, or `a100x2+t4x1`; with the first node's name where two groups have the same devices."""
     names = ["+".join(f"{kind}x{count}" for kind, count in group[0].devices.items()) for group in groups]
-    return [
-        f"{name}@{group[0].name}" if names.count(name) > 1 else name
-        for name, group in zip(names, groups, strict=True)
-    ]
+    return [f"{name}@{group[0].name}" if names.count(name) > 1 else name for name, group in zip(names, groups, strict=True)]
 
 
 def load_choice(path: Path) -> Catalogue | Cluster:
@@ -230,7 +204,5 @@ def load_choice(path: Path) -> Catalogue | Cluster:
     if named == "hetpipe.catalogue/1" or (named is None and isinstance(data, dict) and "templates" in data):
         return Catalogue.parse(data, str(path))
     if isinstance(named, str) and not named.startswith(("hetpipe.cluster/", "hetpipe.catalogue/")):
-        raise InputError(
-            f"{path}: its format is {shown(named)}, expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"
-        )
+        raise InputError(f"{path}: its format is {shown(named)}, expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'")
     return Cluster.parse(data, str(path))

@@ -1,4 +1,5 @@
-"""What a profile says beside its layers' bytes and seconds. Read in this order:
+"""Parts of a profile. Read in this order:
 
-lengths (of samples, by which steps differ), tie (a parameter that layers share).
+measurement (seconds and bytes of all layers on a device type), lengths (of samples, by which steps differ), tie (a
+parameter that layers share).
 """

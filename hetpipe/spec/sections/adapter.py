@@ -45,8 +45,10 @@ class AdapterSection(Strict):
     def _list_of_targets(cls, data: object) -> object:
         targets = data.get("targets") if isinstance(data, dict) else None
         if isinstance(targets, str) and targets != ALL_LINEAR:
-            raise ValueError(f"targets is {shown(targets)}{nearest(targets, [ALL_LINEAR])}: write all-linear, or a list, as in "
-                             "[q_proj, v_proj]")  # fmt: skip
+            raise ValueError(
+                f"targets is {shown(targets)}{nearest(targets, [ALL_LINEAR])}: write all-linear, or a list, as in "
+                "[q_proj, v_proj]"
+            )
         return data
 
     @model_validator(mode="after")

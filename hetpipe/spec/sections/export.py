@@ -32,6 +32,8 @@ class ExportSection(Strict):
             raise InputError(f"export.folder is {shown(self.folder)}, a file: name another")
         names = sorted(path.name for path in target.iterdir()) if target.exists() else []
         if names and MARK not in names:
-            raise InputError(f"{said}, and it holds {shown(names[0])} and no {MARK}, which a run leaves beside what it exports: "
-                             "name another folder, or move away what is there")  # fmt: skip
+            raise InputError(
+                f"{said}, and it holds {shown(names[0])} and no {MARK}, which a run leaves beside what it exports: "
+                "name another folder, or move away what is there"
+            )
         return target

@@ -15,13 +15,7 @@ from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
 from hetpipe.training.observers.json_lines import JsonLines
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import (
-    CheckpointRecord,
-    EndRecord,
-    EvaluationRecord,
-    RunRecord,
-    StepRecord,
-)
+from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 from hetpipe.training.observers.screen import Outlook, Progress
 from hetpipe.training.observers.watch import Watch
 

@@ -28,8 +28,11 @@ class JsonLines(Observer):
         if self._log is None or (step.step < self._total and step.step % self._log.every_steps):
             return
         line: dict[str, Any] = {
-            "step": step.step, "epoch": step.epoch, "loss": number(step.loss), "learning_rate": step.learning_rate,
-        }  # fmt: skip
+            "step": step.step,
+            "epoch": step.epoch,
+            "loss": number(step.loss),
+            "learning_rate": step.learning_rate,
+        }
         if step.loss_scale is not None:
             line["loss_scale"] = step.loss_scale
         if step.left_out:

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hetpipe.training.observers.records import (
-    CheckpointRecord,
-    EndRecord,
-    EvaluationRecord,
-    RunRecord,
-    StepRecord,
-)
+from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 
 
 class Observer:

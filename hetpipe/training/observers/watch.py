@@ -43,8 +43,15 @@ def look(plan: Plan, cluster: Cluster) -> list[Seen]:
                 busy, peak = figures.get(device, (None, None))
                 kind = cluster.device(device).type if cluster.device_types else ""
                 memory = cluster.type_of(device).memory if kind else None
-                found.append(Seen(
-                    device=f"{device} {kind}".strip(), stage=f"r{r} s{s}", layers=f"{lo}–{hi - 1}" if hi - lo > 1 else f"{lo}",
-                    doing=doing.get(device, ""), busy=busy, peak_bytes=peak, memory_bytes=memory or None,
-                ))  # fmt: skip
+                found.append(
+                    Seen(
+                        device=f"{device} {kind}".strip(),
+                        stage=f"r{r} s{s}",
+                        layers=f"{lo}–{hi - 1}" if hi - lo > 1 else f"{lo}",
+                        doing=doing.get(device, ""),
+                        busy=busy,
+                        peak_bytes=peak,
+                        memory_bytes=memory or None,
+                    )
+                )
     return found

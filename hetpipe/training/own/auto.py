@@ -30,11 +30,22 @@ class UnusedRank(Exception):
     """The plan is faster without this rank's device: it has nothing to do, and may end (with exit code 0)."""
 
 
-def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFunction, *, global_batch: int,
-         loss_weight: LossWeight = "samples", ignore_index: int = -100, cluster: Cluster | None = None,
-         optimizer: str = "AdamW", partitioner: str = "auto", batch_norm: BatchNorm | None = None,
-         coupled_layers: CoupledLayers | None = None, precision: OwnPrecision | Literal["auto"] = None,
-         seed: int | None = None) -> PlanEngine:  # fmt: skip
+def auto(
+    model: nn.Sequential,
+    sample: tuple[Tensors, Tensors],
+    loss_fn: LossFunction,
+    *,
+    global_batch: int,
+    loss_weight: LossWeight = "samples",
+    ignore_index: int = -100,
+    cluster: Cluster | None = None,
+    optimizer: str = "AdamW",
+    partitioner: str = "auto",
+    batch_norm: BatchNorm | None = None,
+    coupled_layers: CoupledLayers | None = None,
+    precision: OwnPrecision | Literal["auto"] = None,
+    seed: int | None = None,
+) -> PlanEngine:
     """Measure every layer on every type of device, plan for `global_batch` samples a step, and wrap the model by that plan.
 
     `sample` is a small batch (inputs, targets), like those of the training: shapes and types matter, and token counts. Steps may
@@ -51,15 +62,33 @@ def auto(model: nn.Sequential, sample: tuple[Tensors, Tensors], loss_fn: LossFun
     """
     inputs, targets = sample
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
-    told = arguments(model, loss_fn, loss_weight, cluster, global_batch=global_batch, ignore_index=ignore_index,
-                     optimizer=optimizer, partitioner=partitioner, batch_norm=batch_norm, coupled_layers=coupled_layers,
-                     precision=precision, seed=seed)  # fmt: skip
+    told = arguments(
+        model,
+        loss_fn,
+        loss_weight,
+        cluster,
+        global_batch=global_batch,
+        ignore_index=ignore_index,
+        optimizer=optimizer,
+        partitioner=partitioner,
+        batch_norm=batch_norm,
+        coupled_layers=coupled_layers,
+        precision=precision,
+        seed=seed,
+    )
     seed = torch.initial_seed() if seed is None else seed
     with drawing("auto"):
         world, machines = meet(cluster, told=told)
         with set_aside(model):
-            whole = Model(name=type(model).__name__.lower(), layers=model, inputs=inputs, targets=targets, loss=loss,
-                          batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
+            whole = Model(
+                name=type(model).__name__.lower(),
+                layers=model,
+                inputs=inputs,
+                targets=targets,
+                loss=loss,
+                batch_norm=batch_norm,
+                coupled_layers=coupled_layers,
+            )
             order = masked_first(inputs, ("input_ids", *(extras_of(model) or ())))
             whole = replace(whole, inputs=select(inputs, order), targets=select(targets, order))
             check_batch_norm(model, batch_norm)

@@ -36,15 +36,24 @@ def _nodes_of(plan: Plan) -> tuple[Node, ...]:
     for device in plan.device_ids:
         node, index = device.rsplit("/", 1)
         greatest[node] = max(greatest.get(node, 0), int(index))
-    return tuple(
-        Node(name=name, devices={ANY: greatest[name] + 1}) for name in sorted(greatest, key=natural_key)
-    )
+    return tuple(Node(name=name, devices={ANY: greatest[name] + 1}) for name in sorted(greatest, key=natural_key))
 
 
-def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunction, *, loss_weight: LossWeight = "samples",
-         ignore_index: int = -100, cluster: Cluster | None = None, backend: Backend = "torch",
-         batch_norm: BatchNorm | None = None, coupled_layers: CoupledLayers | None = None,
-         precision: OwnPrecision = None, seed: int | None = None) -> PlanEngine:  # fmt: skip
+def wrap(
+    model: nn.Sequential,
+    plan: Plan,
+    sample: Tensors,
+    loss_fn: LossFunction,
+    *,
+    loss_weight: LossWeight = "samples",
+    ignore_index: int = -100,
+    cluster: Cluster | None = None,
+    backend: Backend = "torch",
+    batch_norm: BatchNorm | None = None,
+    coupled_layers: CoupledLayers | None = None,
+    precision: OwnPrecision = None,
+    seed: int | None = None,
+) -> PlanEngine:
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
     replica (fairscale, torchgpipe; each on one host, in the order of the plan).
 
@@ -67,8 +76,18 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
     the generators of torch, numpy and Python are left as they were, here and in each step.
     """
     loss = Loss(function=loss_fn, weight=loss_weight, ignore_index=ignore_index)
-    told = arguments(model, loss_fn, loss_weight, cluster, ignore_index=ignore_index, backend=backend, batch_norm=batch_norm,
-                     coupled_layers=coupled_layers, precision=precision, seed=seed)  # fmt: skip
+    told = arguments(
+        model,
+        loss_fn,
+        loss_weight,
+        cluster,
+        ignore_index=ignore_index,
+        backend=backend,
+        batch_norm=batch_norm,
+        coupled_layers=coupled_layers,
+        precision=precision,
+        seed=seed,
+    )
     seed = torch.initial_seed() if seed is None else seed
     with drawing("wrap"):
         check_backend(backend, plan)
@@ -78,16 +97,25 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
         shown = cluster or Cluster.model_construct(format="hetpipe.cluster/1", device_types={}, nodes=nodes)
         world = create_world(shown)
         with set_aside(model):
-            whole = Model(name=plan.model, layers=model, inputs=sample, targets=sample, loss=loss,
-                          batch_norm=batch_norm, coupled_layers=coupled_layers)  # fmt: skip
+            whole = Model(
+                name=plan.model,
+                layers=model,
+                inputs=sample,
+                targets=sample,
+                loss=loss,
+                batch_norm=batch_norm,
+                coupled_layers=coupled_layers,
+            )
         check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
         setting = Setting(world=world, cluster=shown, model=whole, seed=world.first(seed))
         plan = _at_precision(plan.model_copy(update={"backend": backend}), precision, setting, cluster)
         engine = join(setting, plan, None)
         if engine is None:
             per = "replica" if drives_a_replica(backend) else "device"
-            raise InputError(f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process "
-                             f"per {per} of it")  # fmt: skip
+            raise InputError(
+                f"rank {world.rank} has no part in the plan, which uses {list(plan.device_ids)}; start one process "
+                f"per {per} of it"
+            )
         check_same_model(engine)
     return engine
 
@@ -95,13 +123,17 @@ def wrap(model: nn.Sequential, plan: Plan, sample: Tensors, loss_fn: LossFunctio
 def _at_precision(plan: Plan, precision: OwnPrecision | Literal["auto"], setting: Setting, cluster: Cluster | None) -> Plan:
     """The plan with what each device type of the cluster, or the one type of a plan without a cluster, computes in."""
     if precision == "auto":
-        raise InputError("what is the fastest precision of a device is known once it is measured: hetpipe.auto(…, "
-                         "precision='auto') does that; give hetpipe.wrap one by name")  # fmt: skip
+        raise InputError(
+            "what is the fastest precision of a device is known once it is measured: hetpipe.auto(…, "
+            "precision='auto') does that; give hetpipe.wrap one by name"
+        )
     by_type = precision if isinstance(precision, Mapping) else None
     for given, others in ((by_type, ", or one precision for all devices, such as 'bf16'"), (plan.precision, "")):
         if cluster is None and given is not None and (given is by_type or len(set(given.values())) > 1):
-            raise InputError(f"devices compute in {dict(given)}, by their types, which only a cluster tells: give hetpipe.wrap "
-                             f"the cluster{others}")  # fmt: skip
+            raise InputError(
+                f"devices compute in {dict(given)}, by their types, which only a cluster tells: give hetpipe.wrap "
+                f"the cluster{others}"
+            )
     if cluster is None:
         planned = {ANY: next(iter(plan.precision.values()))} if plan.precision else None
         plan = plan.model_copy(update={"precision": planned})
@@ -116,5 +148,7 @@ def check_same_model(engine: PlanEngine) -> None:
     try:
         engine.check_replicas(buffers=True)
     except ReplicaMismatchError as error:
-        raise InputError("the ranks built different models; call torch.manual_seed with the same seed on every rank "
-                         f"before building it, or load the same weights ({error})") from None  # fmt: skip
+        raise InputError(
+            "the ranks built different models; call torch.manual_seed with the same seed on every rank "
+            f"before building it, or load the same weights ({error})"
+        ) from None

@@ -14,7 +14,8 @@ from hetpipe.hf.sizes import Matrix, Widths, config_matrices, config_type, layer
 from hetpipe.spec.clusters.assumed import CONTEXT_BYTES, CUBLAS_BYTES
 from hetpipe.spec.number_types import BYTES, TYPE_OF, Frozen, Precision
 from hetpipe.spec.overhead import DeviceOverhead
-from hetpipe.spec.profile import LayerProfile, Measurement, Profile
+from hetpipe.spec.profile import LayerProfile, Profile
+from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.whatif.adapters.base import Base, held_bytes, made_bytes, matrix_bytes
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.trained import ADAPTER_BYTES, extra, saved_bytes
@@ -51,10 +52,16 @@ class Adapted:
         modules = model.modules or layer_modules(config.model_type)
         matrices = config_matrices(config, modules)
         return cls(
-            model=model, lora=lora, base=base, built=config_type(config), widths=layer_widths(config), modules=modules,
-            matrices=matrices, targets=lora.chosen(matrices, model.name),
+            model=model,
+            lora=lora,
+            base=base,
+            built=config_type(config),
+            widths=layer_widths(config),
+            modules=modules,
+            matrices=matrices,
+            targets=lora.chosen(matrices, model.name),
             shared=config.values.get("tie_word_embeddings") is True,
-        )  # fmt: skip
+        )
 
     @property
     def trained(self) -> int:
@@ -75,12 +82,16 @@ class Adapted:
         tied = least[-1] if self.shared else 0
         layers = tuple(
             LayerProfile(
-                name=layer.name, parameter_bytes=held + own, trained_bytes=own, saved_bytes_per_sample=saved,
+                name=layer.name,
+                parameter_bytes=held + own,
+                trained_bytes=own,
+                saved_bytes_per_sample=saved,
                 output_bytes_per_sample=layer.output_bytes_per_sample,
-                tied="embedding" if tied and not own else None, tied_parameter_bytes=tied if not own else 0,
+                tied="embedding" if tied and not own else None,
+                tied_parameter_bytes=tied if not own else 0,
             )
             for layer, held, own, saved in zip(plain.layers, least, trained, self._saved(tokens, "fp32"), strict=True)
-        )  # fmt: skip
+        )
         measurements = tuple(self._measurement(m, tokens, cards[m.device_type]) for m in plain.measurements)
         return plain.model_copy(update={"layers": layers, "measurements": measurements})
 
@@ -106,9 +117,10 @@ class Adapted:
         wider = zip(self.bytes_of_base(precision), self.bytes_of_base("bf16"), strict=True)
         outputs = (*[number * tokens * hidden] * (self.model.sizes.layers + 1), 4)
         own_bytes = {
-            "saved_bytes_per_sample": self._saved(tokens, precision), "output_bytes_per_sample": outputs,
+            "saved_bytes_per_sample": self._saved(tokens, precision),
+            "output_bytes_per_sample": outputs,
             "cast_bytes": tuple(a - b + c for (a, b), c in zip(wider, self._copies(precision), strict=True)),
-        }  # fmt: skip
+        }
         times = {"forward_seconds": tuple(forward), "backward_seconds": tuple(backward)}
         return plain.model_copy(update={**times, **own_bytes})
 
@@ -136,6 +148,7 @@ class Adapted:
         kinds = dict.fromkeys(m.device_type for m in profile.measurements)
         overheads = tuple(
             DeviceOverhead(device_type=kind, device_bytes=CONTEXT_BYTES + CUBLAS_BYTES + size)
-            for kind in kinds if (size := most(kind))
-        )  # fmt: skip
+            for kind in kinds
+            if (size := most(kind))
+        )
         return profile.model_copy(update={"overheads": overheads})

@@ -34,7 +34,7 @@ class Extra(NamedTuple):
 
 def saved_bytes(
     widths: Widths, modules: Collection[str], lora: Lora, targets: Sequence[Matrix], tokens: int, precision: Precision
-) -> int:  # fmt: skip
+) -> int:
     """Bytes that one sample of so many tokens leaves for backward in one layer of these modules."""
     number = BYTES[TYPE_OF[precision]]
     h, queries, keys, inner, heads = widths
@@ -57,7 +57,4 @@ def extra(
     moved = number * tokens * sum(m.inputs + 2 * lora.r + 4 * m.outputs for m in targets)
     flops = 2 * tokens * sum(map(lora.parameters, targets))
     made = sum(made_bytes(m, base, precision) + matrix_bytes(m, base, "bfloat16", precision) for m in matrices)
-    return Extra(
-        flops / card.flops(precision) + moved / card.bandwidth,
-        made / card.bandwidth if base in QUANTISED else 0.0,
-    )
+    return Extra(flops / card.flops(precision) + moved / card.bandwidth, made / card.bandwidth if base in QUANTISED else 0.0)

@@ -7,8 +7,10 @@ from typing import Any
 
 ONE = ("How are you?", "I am well, thank you.")
 THREE = (  # the second answer ends in a line feed, which some templates take away
-    ("What does the fox see?", "A river and a hill."), ("And what else?", "12 ducks. 🦆\n"), ("Is it brown?", "Yes."),
-)  # fmt: skip
+    ("What does the fox see?", "A river and a hill."),
+    ("And what else?", "12 ducks. 🦆\n"),
+    ("Is it brown?", "Yes."),
+)
 SYSTEM = "Answer in one word."
 WITH_SYSTEM = ("Is there a dog?", "No, none.")
 PLAIN_BEFORE = ("Hello!", "Hello! How are you?")
@@ -40,8 +42,11 @@ RESULT_JSON = json.dumps(RESULT)
 
 
 def _turns(*exchanges: tuple[str, str]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": text} for question, answer in exchanges
-            for role, text in (("user", question), ("assistant", answer))]
+    return [
+        {"role": role, "content": text}
+        for question, answer in exchanges
+        for role, text in (("user", question), ("assistant", answer))
+    ]
 
 
 _TOOL_TURNS: list[dict[str, Any]] = [

@@ -19,16 +19,21 @@ def _chats(opened: str, call: str, result: str) -> dict[str, Expected]:
     answers have not, and nothing switches it off."""
     return {
         **written_alike(
-            begin=BOS, ask=f"<｜User｜>{{}}<｜Assistant｜>{opened}", answer=f"{{}}{EOS}",
+            begin=BOS,
+            ask=f"<｜User｜>{{}}<｜Assistant｜>{opened}",
+            answer=f"{{}}{EOS}",
             system=f"{BOS}{{system}}<｜User｜>{{question}}<｜Assistant｜>{opened}",
         ),
         "tools": NO_TOOLS,
         "thinking": NO_THOUGHT,
         "calls": row(
-            f"{BOS}<｜User｜>{WITH_TOOLS[0]}<｜Assistant｜>{opened}", f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>{EOS}",
-            result, f"{WITH_TOOLS[1]}{EOS}", "",
+            f"{BOS}<｜User｜>{WITH_TOOLS[0]}<｜Assistant｜>{opened}",
+            f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>{EOS}",
+            result,
+            f"{WITH_TOOLS[1]}{EOS}",
+            "",
         ),
-    }  # fmt: skip
+    }
 
 
 CALL_V3 = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{ARGUMENTS_JSON}\n```<｜tool▁call▁end｜>"

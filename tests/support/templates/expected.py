@@ -61,9 +61,16 @@ def _sample(of: Row, only_last: bool) -> Sample:
 
 
 def written_alike(
-    *, ask: str, answer: str, system: str | Refusal, begin: str = "", after: str = "", last: str = "", end: str | None = None,
+    *,
+    ask: str,
+    answer: str,
+    system: str | Refusal,
+    begin: str = "",
+    after: str = "",
+    last: str = "",
+    end: str | None = None,
     trims: bool = False,
-) -> dict[str, Expected]:  # fmt: skip
+) -> dict[str, Expected]:
     """The chats one, three and system, of a template that writes each answer the same whatever follows.
 
     Args:

@@ -9,7 +9,11 @@ ASK = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
 
 GEMMA = tuple(
     Template(
-        name=name, bos="<bos>", eos="<eos>", special=("<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>"), adds_bos=True,
+        name=name,
+        bos="<bos>",
+        eos="<eos>",
+        special=("<pad>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
+        adds_bos=True,
         chats={
             **written_alike(begin="<bos>", ask=ASK, answer="{}<end_of_turn>", after="\n", system=system, trims=True),
             "tools": NO_TOOLS,
@@ -20,4 +24,4 @@ GEMMA = tuple(
         ("gemma", Refusal(("System role not supported",))),
         ("gemma3", "<bos>" + ASK.format("{system}\n\n{question}")),
     )
-)  # fmt: skip
+)

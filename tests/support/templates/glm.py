@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.templates.conversations import (
-    PLAIN_BEFORE,
-    RESULT,
-    THOUGHT,
-    TOOL_JSON,
-    WITH_THOUGHT,
-    WITH_TOOLS,
-)
+from tests.support.templates.conversations import PLAIN_BEFORE, RESULT, THOUGHT, TOOL_JSON, WITH_THOUGHT, WITH_TOOLS
 from tests.support.templates.expected import NO_THOUGHT, NO_TOOLS, Row, row, written_alike
 from tests.support.templates.template import Template
 
@@ -45,21 +38,29 @@ CALL = """
 
 def _with_tools() -> Row:
     return row(
-        f"[gMASK]<sop><|system|>\n{TOOLS}<|user|>\n{WITH_TOOLS[0]}<|assistant|>", f"{NOT_THOUGHT}{CALL}<|observation|>",
-        f"\n<tool_response>\n{RESULT}\n</tool_response><|assistant|>", f"{NOT_THOUGHT}\n{WITH_TOOLS[1]}{EOS}", "",
-    )  # fmt: skip
+        f"[gMASK]<sop><|system|>\n{TOOLS}<|user|>\n{WITH_TOOLS[0]}<|assistant|>",
+        f"{NOT_THOUGHT}{CALL}<|observation|>",
+        f"\n<tool_response>\n{RESULT}\n</tool_response><|assistant|>",
+        f"{NOT_THOUGHT}\n{WITH_TOOLS[1]}{EOS}",
+        "",
+    )
 
 
 def _thinking() -> Row:
     return row(
-        f"[gMASK]<sop><|user|>\n{PLAIN_BEFORE[0]}<|assistant|>", f"{NOT_THOUGHT}\n{PLAIN_BEFORE[1]}<|user|>",
-        f"\n{WITH_THOUGHT[0]}<|assistant|>", f"\n<think>{THOUGHT}</think>\n{WITH_THOUGHT[1]}{EOS}", "",
-    )  # fmt: skip
+        f"[gMASK]<sop><|user|>\n{PLAIN_BEFORE[0]}<|assistant|>",
+        f"{NOT_THOUGHT}\n{PLAIN_BEFORE[1]}<|user|>",
+        f"\n{WITH_THOUGHT[0]}<|assistant|>",
+        f"\n<think>{THOUGHT}</think>\n{WITH_THOUGHT[1]}{EOS}",
+        "",
+    )
 
 
 GLM = (
     Template(
-        name="glm4", eos=EOS, special=SPECIAL,
+        name="glm4",
+        eos=EOS,
+        special=SPECIAL,
         chats={
             **written_alike(
                 begin="[gMASK]<sop><|user|>", ask="\n{}<|assistant|>", answer="\n{}<|user|>", last=f"\n{{}}{EOS}", system=SYSTEM
@@ -69,16 +70,33 @@ GLM = (
         },
     ),
     Template(
-        name="glm4_5", eos=EOS, special=SPECIAL,
-        plain=("/nothink", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
-               "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        name="glm4_5",
+        eos=EOS,
+        special=SPECIAL,
+        plain=(
+            "/nothink",
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "<tool_response>",
+            "</tool_response>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ),
         chats={
             **written_alike(
-                begin="[gMASK]<sop><|user|>", ask="\n{}<|assistant|>", answer=NOT_THOUGHT + "\n{}<|user|>",
-                last=f"{NOT_THOUGHT}\n{{}}{EOS}", system=SYSTEM, trims=True,
+                begin="[gMASK]<sop><|user|>",
+                ask="\n{}<|assistant|>",
+                answer=NOT_THOUGHT + "\n{}<|user|>",
+                last=f"{NOT_THOUGHT}\n{{}}{EOS}",
+                system=SYSTEM,
+                trims=True,
             ),
             "tools": _with_tools(),
             "thinking": _thinking(),
         },
     ),
-)  # fmt: skip
+)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.templates.conversations import (
-    ARGUMENTS_JSON,
-    PLAIN_BEFORE,
-    RESULT_JSON,
-    THOUGHT,
-    WITH_THOUGHT,
-    WITH_TOOLS,
-)
+from tests.support.templates.conversations import ARGUMENTS_JSON, PLAIN_BEFORE, RESULT_JSON, THOUGHT, WITH_THOUGHT, WITH_TOOLS
 from tests.support.templates.expected import TODAY, Apart, Row, row, written_apart
 from tests.support.templates.template import Template
 
@@ -47,26 +40,34 @@ def _with_tools() -> Row:
         f"{rules}<|start|>developer<|message|>{TOOLS}<|end|>{ASK.format(WITH_TOOLS[0])}",
         f" to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS_JSON}<|call|>",
         f"<|start|>functions.weather to=assistant<|channel|>commentary<|message|>{RESULT_JSON}<|end|><|start|>assistant",
-        ANSWER.format(WITH_TOOLS[1]), "",
-    )  # fmt: skip
+        ANSWER.format(WITH_TOOLS[1]),
+        "",
+    )
 
 
 def _thinking() -> Apart:
     thought = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
     before = BEFORE.format(question=PLAIN_BEFORE[0], answer=PLAIN_BEFORE[1])
-    return Apart((
-        row(f"{RULES}<|end|>{ASK.format(PLAIN_BEFORE[0])}", ANSWER.format(PLAIN_BEFORE[1]), ""),
-        row(f"{RULES}<|end|>{before}{ASK.format(WITH_THOUGHT[0])}", thought + ANSWER.format(WITH_THOUGHT[1]), ""),
-    ))  # fmt: skip
+    return Apart(
+        (
+            row(f"{RULES}<|end|>{ASK.format(PLAIN_BEFORE[0])}", ANSWER.format(PLAIN_BEFORE[1]), ""),
+            row(f"{RULES}<|end|>{before}{ASK.format(WITH_THOUGHT[0])}", thought + ANSWER.format(WITH_THOUGHT[1]), ""),
+        )
+    )
 
 
 GPT_OSS = (
     Template(
-        name="gpt_oss", bos="<|startoftext|>", eos="<|return|>",
+        name="gpt_oss",
+        bos="<|startoftext|>",
+        eos="<|return|>",
         special=("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|endoftext|>"),
         chats={
             **written_apart(
-                begin=f"{RULES}<|end|>", ask=ASK, answer=ANSWER, before=BEFORE,
+                begin=f"{RULES}<|end|>",
+                ask=ASK,
+                answer=ANSWER,
+                before=BEFORE,
                 system=f"{RULES}<|end|><|start|>developer<|message|># Instructions\n\n{{system}}\n\n<|end|>"
                 + ASK.format("{question}"),
             ),
@@ -74,4 +75,4 @@ GPT_OSS = (
             "thinking": _thinking(),
         },
     ),
-)  # fmt: skip
+)

@@ -12,13 +12,18 @@ def _with_tools() -> Row:
         f"<s>[AVAILABLE_TOOLS] [{TOOL_JSON}][/AVAILABLE_TOOLS][INST] {WITH_TOOLS[0]}[/INST]",
         f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS_JSON}, "id": "{CALL_ID}"}}]</s>',
         f'[TOOL_RESULTS] {{"content": {RESULT}, "call_id": "{CALL_ID}"}}[/TOOL_RESULTS]',
-        f" {WITH_TOOLS[1]}</s>", "",
-    )  # fmt: skip
+        f" {WITH_TOOLS[1]}</s>",
+        "",
+    )
 
 
 MISTRAL = (
     Template(
-        name="mistral_v1", bos="<s>", eos="</s>", special=("<unk>",), adds_bos=True,
+        name="mistral_v1",
+        bos="<s>",
+        eos="</s>",
+        special=("<unk>",),
+        adds_bos=True,
         chats={
             **written_alike(
                 begin="<s>", ask=" [INST] {} [/INST]", answer=" {}</s>", system="<s> [INST] {system}\n\n{question} [/INST]"
@@ -28,19 +33,26 @@ MISTRAL = (
         },
     ),
     Template(
-        name="mistral_v3", bos="<s>", eos="</s>", adds_bos=True,
+        name="mistral_v3",
+        bos="<s>",
+        eos="</s>",
+        adds_bos=True,
         special=(
-            "<unk>", "[TOOL_CALLS]",
+            "<unk>",
+            "[TOOL_CALLS]",
             *(f"[{end}{what}]" for what in ("INST", "AVAILABLE_TOOLS", "TOOL_RESULTS") for end in ("", "/")),
         ),
         chats={
             # it writes a system message with a question that nothing follows, and so in no chat that has an answer
             **written_alike(
-                begin="<s>", ask="[INST] {}[/INST]", answer=" {}</s>", trims=True,
+                begin="<s>",
+                ask="[INST] {}[/INST]",
+                answer=" {}</s>",
+                trims=True,
                 system=Refusal(("template", "turn 1", "system")),
             ),
             "tools": _with_tools(),
             "thinking": NO_THOUGHT,
         },
     ),
-)  # fmt: skip
+)

@@ -10,10 +10,17 @@ SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 PHI = (
     Template(
-        name="phi3", bos="<s>", eos=EOS, special=("<unk>", *SPECIAL), swallows=True,
+        name="phi3",
+        bos="<s>",
+        eos=EOS,
+        special=("<unk>", *SPECIAL),
+        swallows=True,
         chats={
             **written_alike(
-                ask="<|user|>\n{}<|end|>\n<|assistant|>\n", answer="{}<|end|>", after="\n", end=f"\n{EOS}",
+                ask="<|user|>\n{}<|end|>\n<|assistant|>\n",
+                answer="{}<|end|>",
+                after="\n",
+                end=f"\n{EOS}",
                 system="<|system|>\n{system}<|end|>\n<|user|>\n{question}<|end|>\n<|assistant|>\n",
             ),
             "tools": NO_TOOLS,
@@ -21,14 +28,20 @@ PHI = (
         },
     ),
     Template(
-        name="phi4_mini", bos=EOS, eos=EOS, special=SPECIAL, plain=("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>"),
+        name="phi4_mini",
+        bos=EOS,
+        eos=EOS,
+        special=SPECIAL,
+        plain=("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>"),
         chats={
             **written_alike(
-                ask="<|user|>{}<|end|><|assistant|>", answer="{}<|end|>", end=EOS,
+                ask="<|user|>{}<|end|><|assistant|>",
+                answer="{}<|end|>",
+                end=EOS,
                 system="<|system|>{system}<|end|><|user|>{question}<|end|><|assistant|>",
             ),
             "tools": NO_TOOLS,
             "thinking": NO_THOUGHT,
         },
     ),
-)  # fmt: skip
+)

@@ -11,16 +11,7 @@ from tests.support.templates.conversations import (
     WITH_THOUGHT,
     WITH_TOOLS,
 )
-from tests.support.templates.expected import (
-    NO_THOUGHT,
-    NO_TOOLS,
-    Apart,
-    Expected,
-    Row,
-    row,
-    written_alike,
-    written_apart,
-)
+from tests.support.templates.expected import NO_THOUGHT, NO_TOOLS, Apart, Expected, Row, row, written_alike, written_apart
 from tests.support.templates.template import Template
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>")
@@ -107,10 +98,12 @@ def _qwen3_thinking(opened: str, opened_for_thoughts: str) -> Apart:
     """`opened`: what the generation prompt has of a thought, before an answer without one and with one."""
     plain, thought = NOT_THOUGHT.removeprefix(opened), f"<think>\n{THOUGHT}\n</think>\n\n".removeprefix(opened_for_thoughts)
     before = ANSWERED.format(question=PLAIN_BEFORE[0], answer=PLAIN_BEFORE[1])
-    return Apart((
-        row(ASK.format(PLAIN_BEFORE[0]) + opened, f"{plain}{PLAIN_BEFORE[1]}<|im_end|>", "\n"),
-        row(before + ASK.format(WITH_THOUGHT[0]) + opened_for_thoughts, f"{thought}{WITH_THOUGHT[1]}<|im_end|>", "\n"),
-    ))  # fmt: skip
+    return Apart(
+        (
+            row(ASK.format(PLAIN_BEFORE[0]) + opened, f"{plain}{PLAIN_BEFORE[1]}<|im_end|>", "\n"),
+            row(before + ASK.format(WITH_THOUGHT[0]) + opened_for_thoughts, f"{thought}{WITH_THOUGHT[1]}<|im_end|>", "\n"),
+        )
+    )
 
 
 def _qwen3_5(opened: str) -> dict[str, Expected]:
@@ -119,20 +112,29 @@ def _qwen3_5(opened: str) -> dict[str, Expected]:
     rest = NOT_THOUGHT.removeprefix(opened)
     return {
         **written_apart(
-            ask=ASK + opened, answer=rest + "{}<|im_end|>", after="\n", before=ANSWERED, trims=True,
+            ask=ASK + opened,
+            answer=rest + "{}<|im_end|>",
+            after="\n",
+            before=ANSWERED,
+            trims=True,
             system=ASK_WITH_SYSTEM + opened,
         ),
         "tools": row(
-            begin + ASK.format(WITH_TOOLS[0]) + opened, f"{rest}{XML_CALL}<|im_end|>",
-            f"\n{RESULT_TURN}{opened}", rest + FINAL, "\n",
+            begin + ASK.format(WITH_TOOLS[0]) + opened,
+            f"{rest}{XML_CALL}<|im_end|>",
+            f"\n{RESULT_TURN}{opened}",
+            rest + FINAL,
+            "\n",
         ),
         "thinking": _qwen3_thinking(opened, "<think>\n"),
-    }  # fmt: skip
+    }
 
 
 QWEN = (
     Template(
-        name="qwen2", eos="<|im_end|>", special=SPECIAL,
+        name="qwen2",
+        eos="<|im_end|>",
+        special=SPECIAL,
         chats={
             **written_alike(begin=OWN_2, ask=ASK, answer="{}<|im_end|>", after="\n", system=ASK_WITH_SYSTEM),
             "tools": NO_TOOLS,
@@ -140,10 +142,16 @@ QWEN = (
         },
     ),
     Template(
-        name="qwen2_5", eos="<|im_end|>", special=SPECIAL, plain=TOOL_TOKENS[:2],
+        name="qwen2_5",
+        eos="<|im_end|>",
+        special=SPECIAL,
+        plain=TOOL_TOKENS[:2],
         chats={
             **written_alike(
-                begin=f"<|im_start|>system\n{OWN_2_5}<|im_end|>\n", ask=ASK, answer="{}<|im_end|>", after="\n",
+                begin=f"<|im_start|>system\n{OWN_2_5}<|im_end|>\n",
+                ask=ASK,
+                answer="{}<|im_end|>",
+                after="\n",
                 system=ASK_WITH_SYSTEM,
             ),
             "tools": _with_tools(f"<|im_start|>system\n{OWN_2_5}\n\n{TOOLS}<|im_end|>\n"),
@@ -151,7 +159,10 @@ QWEN = (
         },
     ),
     Template(
-        name="qwen3_2507", eos="<|im_end|>", special=SPECIAL, plain=(*TOOL_TOKENS, *THOUGHT_TOKENS),
+        name="qwen3_2507",
+        eos="<|im_end|>",
+        special=SPECIAL,
+        plain=(*TOOL_TOKENS, *THOUGHT_TOKENS),
         chats={
             **written_alike(ask=ASK, answer="{}<|im_end|>", after="\n", system=ASK_WITH_SYSTEM),
             "tools": _with_tools(f"<|im_start|>system\n{TOOLS}<|im_end|>\n"),
@@ -159,7 +170,10 @@ QWEN = (
         },
     ),
     Template(
-        name="qwen3", eos="<|im_end|>", special=SPECIAL, plain=(*TOOL_TOKENS, *THOUGHT_TOKENS),
+        name="qwen3",
+        eos="<|im_end|>",
+        special=SPECIAL,
+        plain=(*TOOL_TOKENS, *THOUGHT_TOKENS),
         chats={
             **written_apart(ask=ASK, answer=NOT_THOUGHT + "{}<|im_end|>", after="\n", before=ANSWERED, system=ASK_WITH_SYSTEM),
             "tools": _qwen3_with_tools(),
@@ -170,4 +184,4 @@ QWEN = (
         Template(name=name, eos="<|im_end|>", special=SPECIAL, plain=(*TOOL_TOKENS, *THOUGHT_TOKENS), chats=_qwen3_5(opened))
         for name, opened in (("qwen3_5_think", "<think>\n"), ("qwen3_6", "<think>\n"), ("qwen3_5_nothink", NOT_THOUGHT))
     ),
-)  # fmt: skip
+)
