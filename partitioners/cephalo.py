@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from hetpipe.partitioners.rules.baseline import recompute_choices, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, recompute_choices
 from hetpipe.partitioners.rules.grids import schedule_of
 from hetpipe.partitioners.stage_kinds.wires import Array
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
-from hetpipe.planning.partition import Problem, Solution
 from hetpipe.planning.shares import proportional_shares
 
 
@@ -44,8 +42,7 @@ def least_maximum(times: Array, counts: Index, total: int) -> Index | None:
     return np.array([row for row in rows if row[1] and row[2]])
 
 
-@dataclass(frozen=True)
-class Cephalo:
+class Cephalo(SimpleRule):
     """Cephalo (Guo et al., "Cephalo: Harnessing Heterogeneous GPU Clusters for Training Transformer Models", ICS '25, arXiv
     2411.01075; its planner is `split_workload.py`, strategy `dp_ga`, in github.com/benson-guo/cephalo): every device computes the
     whole model on a share of the batch of its own, in micro-batches of a size of its own, by a dynamic program for the least time
@@ -55,11 +52,8 @@ class Cephalo:
     whole model has no share; a layer that computes all micro-batches before the next one is gathered; activations in host memory.
     A plan can express a smaller last micro-batch, which Cephalo has not. Recompute is everywhere or nowhere."""
 
-    name: str = "cephalo"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The plan of this rule."""
-        return solve(problem, self, by_memory=True)
+    name = "cephalo"
+    by_memory = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """A draft without and one with recompute."""

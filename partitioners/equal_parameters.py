@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
-from hetpipe.partitioners.rules.baseline import solve
+from hetpipe.partitioners.rules.baseline import SimpleRule
 from hetpipe.partitioners.rules.grids import grid_drafts, one_line
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.planning.partition import Problem, Solution
 
 
 def balanced(weights: Sequence[float], n: int) -> list[int]:
@@ -51,20 +49,14 @@ def balanced(weights: Sequence[float], n: int) -> list[int]:
     return ends[::-1]
 
 
-@dataclass(frozen=True)
-class EqualParameters:
+class EqualParameters(SimpleRule):
     """What DeepSpeed's PipelineModule does by default, `partition_method="parameters"` (DeepSpeed, tutorial "Pipeline
     Parallelism", section "Load Balancing Pipeline Modules"): it balances trained parameters per stage and knows neither the speed
     nor the memory of a device. 1F1B; the micro-batch size, and recompute everywhere or nowhere, that simulate fastest."""
 
-    name: str = "equal-parameters"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best such pipeline that fits."""
-        return solve(problem, self)
+    name = "equal-parameters"
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         weights = [float(x) for x in desk.problem.profile.trained_bytes()]
         rows = one_line(desk.problem)
         ends = balanced(weights, rows.size)

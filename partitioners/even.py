@@ -4,29 +4,22 @@ each."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from hetpipe.partitioners.rules.baseline import equal_parts, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, equal_parts
 from hetpipe.partitioners.rules.grids import ends_of, grid_drafts, one_line
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.partition import PartitionError
 
 
-@dataclass(frozen=True)
-class Even:
+class Even(SimpleRule):
     """What pipelines for equal devices do (1F1B; gpipe where the problem asks for it). Layers that cannot be
     divided evenly go to the first stages; with more devices than layers the last ones stay unused. The
     micro-batch size, and recompute on all stages or none, are those that simulate fastest."""
 
-    name: str = "even"
-    equal: bool = True  # it treats all devices alike
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best equal pipeline that fits."""
-        return solve(problem, self)
+    name = "even"
+    equal = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         problem = desk.problem
         if problem.backend != "torch" and len(problem.cluster.nodes) > 1:
             raise PartitionError(

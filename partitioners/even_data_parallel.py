@@ -4,31 +4,24 @@ DistributedDataParallel."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from hetpipe.partitioners.rules.baseline import common_sizes, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, common_sizes
 from hetpipe.partitioners.rules.grids import grid_drafts
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.partition import PartitionError
 
 
-@dataclass(frozen=True)
-class EvenDataParallel:
+class EvenDataParallel(SimpleRule):
     """Equal shares (they differ by one sample where the batch does not divide). The model must fit the
     smallest device. The micro-batch size, and recompute everywhere or nowhere, are those that simulate
     fastest."""
 
-    name: str = "even-data-parallel"
-    equal: bool = True  # it treats all devices alike
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best equal data-parallel plan that fits."""
-        return solve(problem, self)
+    name = "even-data-parallel"
+    equal = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         devices, batch = len(desk.problem.cluster.devices), desk.problem.global_batch
         if batch < devices:
             raise PartitionError(f"{self.name}: a global batch of {batch} leaves some of {devices} devices idle")

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, product
 
 import numpy as np
 
 from hetpipe.partitioners.pipelines.real import Pipeline, Reals
-from hetpipe.partitioners.rules.baseline import equal_parts, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, equal_parts
 from hetpipe.partitioners.rules.grids import ends_of, grid_drafts, one_line, runs
 from hetpipe.partitioners.stage_kinds.plan_class import require_stage_kinds
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.desk import Best, Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index
-from hetpipe.planning.partition import Problem, Solution
 
 Take = tuple[int, ...]  # stages of each kind
 
 
-@dataclass(frozen=True)
-class EvenPipelines:
+class EvenPipelines(SimpleRule):
     """Equal replicas, for every number R of them: of each type a replica gets the R-th part of the devices, half of that, or
     none, and is the quickest pipeline of these that can be built (`Reals`). The batch is split evenly. Replicas lie side by side
     (a stage's owners are neighbours) or one after the other."""
 
-    name: str = "even-pipelines"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best of these plans that fits."""
-        return solve(problem, self, by_memory=True)
+    name = "even-pipelines"
+    by_memory = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
         """Each draft that fits and is faster than all before it; where none is, one pipeline over all devices, cut into equal

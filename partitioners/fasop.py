@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.rules.baseline import common_sizes, divisors, equal_parts, recompute_choices, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, common_sizes, divisors, equal_parts, recompute_choices
 from hetpipe.partitioners.rules.grids import Layout, ends_of, layouts, runs, schedule_of
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.step_times.appraisal import Appraiser
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
-from hetpipe.planning.partition import Problem, Solution
+from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import occupied_seconds
 
 
@@ -56,8 +55,7 @@ def placements(problem: Problem) -> list[int]:
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Fasop:
+class Fasop(SimpleRule):
     """FASOP (Hwang et al., "FASOP: Fast yet Accurate Automated Search for Optimal Parallelization of Transformers on
     Heterogeneous GPU Clusters", HPDC '24, doi 10.1145/3625549.3658687): all grids of pipeline × data parallelism, node
     placements by rotation, the same cuts and the same batch for every replica, 1F1B. A stage whose replicas are of several
@@ -66,14 +64,9 @@ class Fasop:
     FASOP then trusts its own estimate of the step, which leaves out most transfers; here the grid that simulates fastest and
     fits is taken, so this is FASOP at its best. Tensor parallelism is left out. Recompute everywhere or nowhere."""
 
-    name: str = "fasop"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best grid that fits."""
-        return solve(problem, self)
+    name = "fasop"
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         problem, cuts = desk.problem, _Cuts(desk.appraiser)
         smallest = common_sizes(problem, problem.global_batch)[0]
         starts, every = placements(problem), list(layouts(len(problem.cluster.devices), cuts.layers))

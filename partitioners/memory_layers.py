@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from hetpipe.partitioners.rules.baseline import solve
+from hetpipe.partitioners.rules.baseline import SimpleRule
 from hetpipe.partitioners.rules.grids import Ends, ends_of, grid_drafts, in_proportion, layouts
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.planning.partition import Problem, Solution
 
 
-@dataclass(frozen=True)
-class MemoryLayers:
+class MemoryLayers(SimpleRule):
     """The layer rule of FlashFlex (Yan et al. 2024, "FlashFlex: Accommodating Large Language Model Training over
     Heterogeneous Environment", arXiv 2409.01143): within each pipeline, layers in proportion to memory, so cuts
     differ between replicas; the batch is split evenly; 1F1B.
@@ -21,14 +18,10 @@ class MemoryLayers:
     depth over all devices, in two orders, of which the one that simulates fastest is taken, with the best micro-batch
     size, and recompute everywhere or nowhere."""
 
-    name: str = "memory-layers"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best grid that fits."""
-        return solve(problem, self, by_memory=True)
+    name = "memory-layers"
+    by_memory = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         types, L, place = desk.problem.cluster.device_types, len(desk.problem.profile.layers), 0
 
         def cut(line: Sequence[str], b: int) -> Ends:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from hetpipe.partitioners.rules.baseline import solve
+from hetpipe.partitioners.rules.baseline import SimpleRule
 from hetpipe.partitioners.rules.grids import Ends, grid_drafts, one_line
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.planning.partition import Problem, Solution
 
 
 class _Blocks:
@@ -63,22 +61,16 @@ def block_partition(costs: Sequence[float], k: int) -> list[int]:
             giver = blocks.feed(q, p)  # (3) the smallest grows towards p
 
 
-@dataclass(frozen=True)
-class TorchgpipeBalance:
+class TorchgpipeBalance(SimpleRule):
     """torchgpipe's `balance_by_time` (Kim et al. 2020, "torchgpipe: On-the-fly Pipeline Parallelism for Training Giant
     Models", arXiv 2004.09910; user guide, "Automatic Balancing"). It times forward + backward of every layer on one
     device, here the first of the cluster, and cuts as if all devices were that one; devices in cluster order; no memory
     limit; GPipe's order, which is the only one that it runs. The micro-batch size (also of the timing), and recompute
     everywhere or nowhere, that simulate fastest."""
 
-    name: str = "torchgpipe-balance"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best such pipeline that fits."""
-        return solve(problem, self)
+    name = "torchgpipe-balance"
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         measured = desk.problem.profile.measurement(desk.problem.cluster.devices[0].type)
 
         def cut(line: Sequence[str], b: int) -> Ends:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from hetpipe.partitioners.rules.baseline import equal_parts, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, equal_parts
 from hetpipe.partitioners.rules.grids import ends_of, grid_drafts, layouts
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
-from hetpipe.planning.partition import Problem, Solution
 
 
-@dataclass(frozen=True)
-class TypeBlind:
+class TypeBlind(SimpleRule):
     """Pipeline × data parallel over all devices as in Narayanan et al. 2021, "Efficient Large-Scale Language Model
     Training on GPU Clusters Using Megatron-LM" (SC '21, sections 2.2 and 3): the same number of layers on every stage,
     the same batch for every replica, 1F1B.
@@ -22,14 +19,9 @@ class TypeBlind:
     layers and samples that cannot be divided evenly differ by one (Megatron refuses them). Tensor parallelism is left
     out."""
 
-    name: str = "type-blind"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best grid that fits."""
-        return solve(problem, self)
+    name = "type-blind"
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         L, place = len(desk.problem.profile.layers), 0
         for layout in layouts(len(desk.problem.cluster.devices), L):
             ends = ends_of(equal_parts(L, layout.n))

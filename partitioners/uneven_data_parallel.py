@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hetpipe.partitioners.rules.baseline import common_sizes, divisors, recompute_choices, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, common_sizes, divisors, recompute_choices
 from hetpipe.partitioners.rules.grids import schedule_of
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, equal_runs
-from hetpipe.planning.partition import Problem, Solution
 from hetpipe.planning.shares import proportional_shares
 
 
@@ -31,22 +29,17 @@ def limited_shares(wanted: Index, limits: Index, room: Index) -> Index | None:
     return shares if spare.sum() >= left else None
 
 
-@dataclass(frozen=True)
-class UnevenDataParallel:
+class UnevenDataParallel(SimpleRule):
     """DistributedDataParallel with a batch per device, as FastSpeed's "autobalanced" strategy finds it: (1) the largest
     batch that each device's memory holds, (2) shares in proportion to the speed measured at one test size, (3) what exceeds a
     device's memory goes to the devices with the most memory left. The steps of gradient accumulation, equal on all devices,
     the test size, and recompute everywhere or nowhere, are those that simulate fastest; FastSpeed's user sets them. The
     batch is met exactly, and the sum of gradients too (FastSpeed's is divided by the number of devices once more)."""
 
-    name: str = "uneven-data-parallel"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best unequal shares that fit."""
-        return solve(problem, self, by_memory=True)
+    name = "uneven-data-parallel"
+    by_memory = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         problem, seen, place = desk.problem, set(), 0
         batch = problem.global_batch
         steps = sorted({*range(1, min(batch, 24) + 1), *divisors(batch)})

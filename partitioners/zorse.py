@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from hetpipe.files.messages import InputError
-from hetpipe.partitioners.rules.baseline import common_sizes, recompute_choices, solve
+from hetpipe.partitioners.rules.baseline import SimpleRule, common_sizes, recompute_choices
 from hetpipe.partitioners.rules.grids import ends_of, in_proportion, runs, schedule_of
 from hetpipe.partitioners.rules.min_cut import splits
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.wires import Array
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Work, in_runs
-from hetpipe.planning.partition import PartitionError, Problem, Solution
+from hetpipe.planning.partition import PartitionError
 
 MOST_NODES = 32  # of which cuts are computed
 MESSAGE_BYTES = 1e7  # at which Zorse measures links
@@ -25,8 +24,7 @@ MESSAGE_BYTES = 1e7  # at which Zorse measures links
 ReplicaCut = tuple[tuple[int, ...], tuple[int, ...]]  # a replica's devices (places in the cluster's list), and its cuts
 
 
-@dataclass(frozen=True)
-class Zorse:
+class Zorse(SimpleRule):
     """Zorse (Guo et al., "Zorse: Optimizing LLM Training Efficiency on Heterogeneous GPU Clusters", arXiv 2507.10392; its
     planner is `zorse_planner.py` and `zorse_optimizer` in github.com/benson-guo/zorse). For every number of groups up to that of
     nodes, the graph of bandwidths is cut where least is lost (a node is kept whole); groups follow each other by bandwidth, the
@@ -40,14 +38,10 @@ class Zorse:
     optimizer sharded within a group (ZeRO-2) or in host memory; several stages on a device (interleaving); the optimizer within
     backward. Recompute everywhere or nowhere. Clusters of more than 32 nodes are not cut."""
 
-    name: str = "zorse"
-
-    def __call__(self, problem: Problem) -> Solution:
-        """The best plan that fits."""
-        return solve(problem, self, by_memory=True)
+    name = "zorse"
+    by_memory = True
 
     def candidates(self, desk: Desk) -> Iterator[Candidate]:
-        """All drafts that this rule tries."""
         problem = desk.problem
         if len(problem.cluster.nodes) > MOST_NODES:
             raise PartitionError(f"{self.name}: the links of more than {MOST_NODES} nodes are not cut into groups; use 'auto'")

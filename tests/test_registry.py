@@ -42,7 +42,7 @@ def test_rules_are_listed_once_and_tried_by_auto_and_shown_beside_plans() -> Non
 def test_a_rule_is_added_by_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In every list, and tried by `auto`."""
     (tmp_path / "mine.py").write_text(
-        "from hetpipe.partitioners.even import Even\n\npartitioner = Even(name='mine', equal=True)\n"
+        "from hetpipe.partitioners.even import Even\n\nclass Mine(Even):\n    name = 'mine'\n\npartitioner = Mine()\n"
     )
     (tmp_path / "searcher.py").write_text("from hetpipe.partitioners.chain import Chain\n\npartitioner = Chain()\n")
     before, said = floor.rules(), list[str]()

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from math import isqrt
+from typing import ClassVar
 
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.memory_fit.shortage import nothing_fits
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes
-from hetpipe.partitioners.step_times.desk import Desk, Rule
+from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 
 
-def solve(problem: Problem, rule: Rule, *, by_memory: bool = False) -> Solution:
-    """The plan of a rule that fits and simulates fastest; PartitionError, with the least shortage, if none fits.
-    InputError for a batch below what was measured. `by_memory`: which plans there are depends on memory."""
-    refuse_prices(problem, rule.name)
-    microbatch_sizes(problem)  # says what is missing
-    desk = Desk(problem)
-    candidates = list(rule.candidates(desk))
-    if not candidates:
-        raise PartitionError(
-            f"{rule.name}: no arrangement of all {len(problem.cluster.devices)} devices in equal replicas suits "
-            f"{len(problem.profile.layers)} layers, a global batch of {problem.global_batch} and the back end "
-            f"{problem.backend!r}; use 'auto'"
-        )
-    found = desk.quickest(candidates)
-    if found is None:
-        raise nothing_fits(desk, candidates, rule, by_memory=by_memory)
-    return Solution(plan=found[1].plan(problem))
+class SimpleRule(ABC):
+    """A partitioner that makes a few drafts by hand, and takes the fastest that fits. `equal`: it treats all devices alike.
+    `by_memory`: which drafts there are depends on memory."""
+
+    name: ClassVar[str]
+    equal: ClassVar[bool] = False
+    by_memory: ClassVar[bool] = False
+
+    @abstractmethod
+    def candidates(self, desk: Desk) -> Iterator[Candidate]:
+        """All drafts that this rule tries; PartitionError or InputError where it has none."""
+
+    def __call__(self, problem: Problem) -> Solution:
+        """The plan that fits and simulates fastest; PartitionError, with the least shortage, if none fits. InputError for a batch
+        below what was measured."""
+        refuse_prices(problem, self.name)
+        microbatch_sizes(problem)  # says what is missing
+        desk = Desk(problem)
+        candidates = list(self.candidates(desk))
+        if not candidates:
+            raise PartitionError(
+                f"{self.name}: no arrangement of all {len(problem.cluster.devices)} devices in equal replicas suits "
+                f"{len(problem.profile.layers)} layers, a global batch of {problem.global_batch} and the back end "
+                f"{problem.backend!r}; use 'auto'"
+            )
+        found = desk.quickest(candidates)
+        if found is None:
+            raise nothing_fits(desk, candidates, self, by_memory=self.by_memory)
+        return Solution(plan=found[1].plan(problem))
 
 
 def refuse_prices(problem: Problem, name: str) -> None:
