@@ -134,10 +134,6 @@ def test_an_overflow_on_one_rank_is_left_out_on_all_and_the_scale_is_torchs() ->
         assert rank["added"][OVERFLOWS[0]][0], "what was added to it is lost with it"
         (told,) = rank["told"]
         assert told.startswith("layers [0, 4] compute in float16 by the plan, but the engine is called in torch.autocast of bfl")
-        for name, gradient in rank["fine"].items():
-            assert rank["rough"][name].dtype == torch.float32
-            torch.testing.assert_close(rank["rough"][name], gradient, rtol=2.0**-6, atol=2.0**-6 * float(gradient.abs().max()))
-        assert any(not torch.equal(rank["rough"][name], gradient) for name, gradient in rank["fine"].items()), "bfloat16 rounds"
         added, lost = rank["after"]
         assert all(not torch.equal(value, truth.parameters[name]) for name, value in added.items())
         assert all(torch.equal(value, added[name]) for name, value in lost.items())

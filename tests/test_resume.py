@@ -356,3 +356,15 @@ def test_such_a_step_is_left_out_or_taken_but_never_saved(tmp_path: Path, capfd:
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "ignored")] == ["step-00000001", "step-00000002"]
     assert [line["loss"] for line in folder.lines("log/metrics.jsonl")] == [result.losses[1], None, None]
     assert json.loads((tmp_path / "log/summary.json").read_text())["last_loss"] is None
+
+
+def test_a_key_that_is_gone_is_read_where_it_changed_nothing() -> None:
+    old = Job.parse({**JOB, "train": {**JOB["train"], "gradient_sums": "exact"}}, "job")
+    assert old == Job.parse(JOB, "job")
+    own = identity(old)
+    assert compare({**own, "train.gradient_sums": "exact"}, own, Path("saved"), step=2) is None
+    told = compare({**own, "train.gradient_sums": "bfloat16"}, own, Path("saved"), step=2)
+    assert told is not None
+    assert "train.gradient_sums was 'bfloat16', is None" in told
+    with pytest.raises(InputError, match=r"gradient_sums.*sums of gradients are exact"):
+        Job.parse({**JOB, "train": {**JOB["train"], "gradient_sums": "bfloat16"}}, "job")

@@ -35,7 +35,7 @@ from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import CheckpointSection, Job, TrainSection
+from hetpipe.spec.job import GONE, CheckpointSection, Job, TrainSection
 
 FREE = {  # by their section: a run may change them unsaid
     "train": ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite"),
@@ -60,6 +60,7 @@ def identity(job: Job) -> dict[str, Any]:
 
 UNSAID = dict(flat(TrainSection(global_batch=1, steps=1).model_dump(mode="json"), "train"))  # by a version without a key
 UNSAID["train.scheduler.from_step"] = 0
+NO_LONGER_SAID = dict(flat(GONE, "train"))
 
 
 def compare(
@@ -72,7 +73,7 @@ def compare(
     changed = [
         key
         for key in dict.fromkeys((*saved, *own))
-        if not key.startswith(CONFIG) and saved.get(key, UNSAID.get(key)) != own.get(key)
+        if not key.startswith(CONFIG) and saved.get(key, UNSAID.get(key)) != own.get(key, NO_LONGER_SAID.get(key))
     ]
     changed += (configured := config_changes(saved, own))
     scheduled = any(key.startswith("train.scheduler.") for key in own)

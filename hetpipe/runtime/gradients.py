@@ -169,12 +169,9 @@ class GradientSync:
 
     A process that drives several devices gives `device`, on which all its sums are made (a NCCL communicator is bound to one),
     and `copies`: the copies of tied parameters in its other stages. A copy's gradient is added to its parameter's before the sum,
-    and gets the sum. `ready`, if set, is called with a bucket's parameters before it is summed in the midst of a backward.
-    `sent_as`, if set, is the type in which sums are sent and made: of fewer bits than the gradients', so that they are not exact.
-    """
+    and gets the sum. `ready`, if set, is called with a bucket's parameters before it is summed in the midst of a backward."""
 
     ready: Callable[[Sequence[nn.Parameter]], None] | None = None
-    sent_as: torch.dtype | None = None
 
     def __init__(
         self,
@@ -261,7 +258,7 @@ class GradientSync:
             return
         home = bucket.home()
         self._gather(bucket.parameters)
-        message = home.to(self._device or home.device, self.sent_as or home.dtype)
+        message = home.to(self._device or home.device)
         work = dist.all_reduce(message, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True)
         assert work is not None
         self._work.append((work, message, home))

@@ -98,7 +98,10 @@ _TRAINING = _all(
     ("compile torch_compile", _COMPILE),
     ("output_dir", f"{_LOG}, and for checkpoints 'checkpoint: {{folder: checkpoints/NAME}}'"),
 )
-TRAIN: Guesses = _TRAINING | _all(("checkpoint log", f"it is a section of its own: {_SAVE}, and 'log: {{folder: runs/NAME}}'"))
+TRAIN: Guesses = _TRAINING | _all(
+    ("gradient_sums", "sums of gradients are exact"),
+    ("checkpoint log", f"it is a section of its own: {_SAVE}, and 'log: {{folder: runs/NAME}}'"),
+)
 JOB: Guesses = _TRAINING | _all(
     ("optimizer", _OPTIMIZER),
     ("scheduler", _SCHEDULE),

@@ -126,6 +126,11 @@ class PlanSection(PlanRules):
     file: Name | None = None
 
 
+# Keys of `train` that earlier versions had, with the one value that says what is done today.
+GONE: dict[str, Any] = {"gradient_sums": "exact"}
+_MISSING = object()
+
+
 class TrainSection(Strict):
     """The loop: `steps`, or `epochs` of the data. Afterwards the loss of `evaluate_samples` of the test samples is measured
     (by default as many as a few steps train). `on_nonfinite`: what a step does whose loss, or gradient, is infinite or no number:
@@ -135,8 +140,7 @@ class TrainSection(Strict):
     for each device type (float32 for those that are not named), or "auto", on each type the fastest that is safe. Where a device
     computes in fp16, the loss is scaled by `loss_scale`, and a step whose gradients overflow is left out. `frozen_dtype`: in what
     matrices of parameters are held that do not train (vectors, as those of norms, stay as they are), where all devices compute in
-    half precision. `arithmetic`: the flags of the cards' products. `gradient_sums` "bfloat16" sums the gradients of replicas in
-    half the bytes, which is not exact: each rank's part, and each sum, has 8 bits. It is planned as if it had all."""
+    half precision. `arithmetic`: the flags of the cards' products."""
 
     guesses = guesses.TRAIN
     global_batch: Samples
@@ -150,7 +154,6 @@ class TrainSection(Strict):
     precision: PrecisionChoice | None = None
     frozen_dtype: Frozen = "float32"
     arithmetic: ArithmeticSection = ArithmeticSection()
-    gradient_sums: Literal["exact", "bfloat16"] = "exact"
     loss_scale: LossScaleSection = LossScaleSection()
     evaluate_samples: Count | Literal["all"] | None = None
     check_replicas_every: Positive = 100
@@ -165,9 +168,11 @@ class TrainSection(Strict):
     @model_validator(mode="before")
     @classmethod
     def _known_precision(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and (faults := precision_faults(data.get("precision"))):
+        if not isinstance(data, Mapping):
+            return data
+        if faults := precision_faults(data.get("precision")):
             raise Faults(faults)
-        return data
+        return {key: value for key, value in data.items() if GONE.get(key, _MISSING) != value}
 
     @model_validator(mode="after")
     def _one_type(self) -> Self:

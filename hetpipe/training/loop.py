@@ -59,7 +59,6 @@ class Loop:
         if engine.world.is_main:
             _note_end_of_schedule(job, self.total)
         self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
-        engine.sync.sent_as = torch.bfloat16 if job.train.gradient_sums == "bfloat16" else None
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)

@@ -218,14 +218,6 @@ def train_scaled(world: World, case: HalfCase) -> dict[str, Any]:
     taken = {float(state["step"]) for state in optimizer.state.values()}
     engine.check_replicas()
     found = Scaled(scales, overflowed, {n: p.detach().clone() for n, p in engine.named_parameters()}, taken)
-    inputs, targets = _own(engine, case, 0)
-    engine.sync.sent_as = torch.bfloat16
-    engine.step(inputs, targets)
-    rough = {n: p.grad.clone() for n, p in engine.named_parameters() if p.grad is not None}
-    engine.sync.sent_as = None
-    engine.step(inputs, targets)
-    fine = {n: p.grad.clone() for n, p in engine.named_parameters() if p.grad is not None}
-    engine.zero_grad()
     added, after, told = dict[int, Any](), list[dict[str, Tensor]](), list[str]()
     for entered in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", entered):
@@ -243,7 +235,7 @@ def train_scaled(world: World, case: HalfCase) -> dict[str, Any]:
         optimizer.step()
         after.append({n: p.detach().clone() for n, p in engine.named_parameters()})
     engine.leave()
-    return {"scaled": found, "added": added, "after": after, "told": told, "rough": rough, "fine": fine}
+    return {"scaled": found, "added": added, "after": after, "told": told}
 
 
 def _own(engine: PlanEngine, case: HalfCase, step: int) -> list[Tensors | None]:
