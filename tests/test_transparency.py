@@ -131,6 +131,22 @@ CASES = {
             plan=({"cuts": [4, 3, 3], "sizes": [4, 4]}, {"cuts": [1, 9], "sizes": [2]}),
         ),
     ],
+    "pairs": [
+        Case(name="pairs", net="pairs", plan=BOTH),
+        Case(
+            name="pairs, unequal micro-batches, recompute", net="pairs", plan=tuple({**row, "recompute": True} for row in UNEVEN)
+        ),
+        Case(
+            name="pairs, three replicas, cut short, clipped",
+            net="pairs",
+            plan=(THREE, TWO, ONE),
+            optimizer="AdamW",
+            clip=0.01,
+            shares=((24, 8, 8), (9, 8, 3), (24, 0, 8)),
+            evaluate=(13, 0, 5),
+        ),
+        Case(name="pairs, LoRA, emulated", net="pairs, LoRA", plan=(THREE, ONE), emulated=True),
+    ],
     "parameters": [
         Case(name="first stage frozen", net="first stage frozen", plan=BOTH, optimizer="AdamW", clip=0.05),
         Case(name="first stage frozen, beside one rank", net="first stage frozen", plan=(THREE, ONE), emulated=True, clip=0.05),

@@ -240,6 +240,37 @@ def pictures() -> nn.Sequential:
     return nn.Sequential(*[Rows() for _ in range(LAYERS - 1)], Mean())
 
 
+class Rivals(nn.Module):
+    """[b, 2, 8] → [2b, 8]: from here on both rivals of a sample are rows of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(0, 1)
+
+
+class Scores(nn.Module):
+    """[2b, 8] → [b, 2]: a sample's again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1, bias=False)  # one would move both scores alike
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.linear(x).view(-1, 2)
+        return scores
+
+
+def pairs() -> nn.Sequential:
+    """A sample is two rivals, which only the loss compares."""
+    return nn.Sequential(Rivals(), *[Block() for _ in range(LAYERS - 2)], Scores())
+
+
+def preference(output: Tensors, targets: Tensors) -> Tensor:
+    """The mean of how little the one that is preferred (0 or 1) leads, as in Bradley and Terry's model."""
+    (scores,), (preferred,) = as_tuple(output), as_tuple(targets)
+    lead = (scores[:, 0] - scores[:, 1]) * (1 - 2 * preferred)
+    return -nn.functional.logsigmoid(lead).mean()
+
+
 class OwnFew(nn.Module):
     """Keeps a frozen matrix in types of its own, in which nothing computes: in float8, and as two numbers of 4 bits a byte. It
     casts them itself, by a frozen scale; an adapter and a bias train."""
@@ -287,6 +318,8 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "dropout and BatchNorm": with_dropout_and_batch_norm,
     "identities": bare_parameters,
     "pictures": pictures,
+    "pairs": pairs,
+    "pairs, LoRA": with_adapters(pairs),
     "LoRA": with_adapters(blocks),
     "LoRA in the upper half": with_adapters(blocks, targets=[f"{index}.linear" for index in range(5, LAYERS)]),
     "LoRA in the lower half": with_adapters(blocks, targets=[f"{index}.linear" for index in range(4)]),
@@ -330,6 +363,8 @@ def batch(net: str, size: int, step: int, dtype: torch.dtype = torch.float64) ->
     if net == "pictures":
         rows = torch.randn(size, 8, WIDTH, generator=draw).to(dtype)
         return (rows, torch.rand(size, 8, generator=draw) < 0.7), targets
+    if net.startswith("pairs"):
+        return torch.randn(size, 2, WIDTH, generator=draw).to(dtype), torch.randint(2, (size,), generator=draw)
     if net == "transposed":
         return torch.randn(size, 4, WIDTH, generator=draw).to(dtype), torch.randn(size, 4, WIDTH, generator=draw).to(dtype)
     if net == "dropout and BatchNorm":

@@ -25,7 +25,7 @@ from hetpipe.runtime.stages.engine import TorchEngine
 from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profiles.measurement import Measurement
-from tests.support.nets import LAYERS, WORDS, batch, build, copied
+from tests.support.nets import LAYERS, WORDS, batch, build, copied, preference
 from tests.support.ranks import make_plan
 
 # Of the words of "tied": three of them count for nothing, and the sum of the others is not exact.
@@ -81,6 +81,8 @@ class Case:
             )
         if self.net.startswith("tied"):
             return Loss(function=cross_entropy, weight="tokens")
+        if self.net.startswith("pairs"):
+            return Loss(function=preference)
         return Loss(function=cross_entropy if self.net == "dropout and BatchNorm" else mse)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
