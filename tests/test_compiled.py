@@ -130,6 +130,22 @@ def test_the_process_beside_ends_with_what_started_it(tmp_path: Path, monkeypatc
     compiled.stop_compiling()
 
 
+def test_the_process_beside_goes_on_where_a_processor_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this one trains; one that plans again begins another."""
+    halving(tmp_path, monkeypatch, "halving_idle")
+    (tmp_path / "endless.py").write_text("import time\n\n\ndef ready():\n    time.sleep(3600)\n")
+    compiled.compile_when_idle()  # there is none
+    compiled.compile_beside("endless")
+    (process,) = compiled._beside
+    compiled.compile_when_idle()
+    assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+    compiled.compile_beside("halving_idle")
+    assert process.poll() is not None
+    (other,) = compiled._beside
+    assert os.sched_getscheduler(other.pid) == os.SCHED_OTHER
+    compiled.stop_compiling()
+
+
 def test_python_runs_a_function_until_that_took_as_long_as_compiling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process is compiling, Python goes on to run, unless a call alone would take longer than to wait."""
     function, begun = halving(tmp_path, monkeypatch, "halving_python"), list[str]()

@@ -25,7 +25,7 @@ from hetpipe.layers.numbers import frozen_low, stays, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
 from hetpipe.planning.planner import make_plan, note_of_precisions
-from hetpipe.predict.compiled import stop_compiling
+from hetpipe.predict.compiled import compile_when_idle
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.processes.peers.others import showing_others
@@ -287,7 +287,7 @@ def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Plan | Ex
             with Activity("planning") as activity:
                 plan = make_plan(profile, cluster, request.global_batch, options, progress=activity.say)
         finally:
-            stop_compiling()  # its processor is for training now
+            compile_when_idle()  # processors are for training now
         if note := note_of_precisions(plan, profile, cluster, options):
             warn(f"note: {note}")
         return plan
