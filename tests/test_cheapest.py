@@ -51,7 +51,7 @@ def brute(batch: int, deadline: float) -> float:
 
 @pytest.mark.parametrize("deadline", [30.0, 60.0, 200.0])
 def test_finds_the_cheapest_subset(deadline: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cheapest, "NEAR", 1.0)
+    monkeypatch.setattr(cheapest, "GOOD_PRICE", 1.0)
     problem = make_problem(make_cluster(NODES, price=PRICE), PROFILE, 13, deadline_seconds_per_step=deadline)
     found = with_prediction(Cheapest(problem, every_device).run(), problem).predicted
     assert found is not None

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from hetpipe.building.content import FEW, MANY, content_of
+from hetpipe.building.content import FEW_SAMPLES, MANY_SAMPLES, content_of
 from hetpipe.building.datasets import DataSplits
 from hetpipe.checkpoints.own.facts import content_in
 from hetpipe.files.messages import InputError
@@ -49,11 +49,11 @@ def test_samples_of_other_data_sets_are_looked_at_by_a_stride() -> None:
 
 def test_many_samples_are_looked_at_by_one_rank_and_by_a_loop_once() -> None:
     """The few of each other rank are among those of the first."""
-    few, many = content_of(Drawn(), {}, most=FEW), content_of(Drawn(), {})
+    few, many = content_of(Drawn(), {}, most=FEW_SAMPLES), content_of(Drawn(), {})
     numbers = [{looked.number for looked in own.looked_at or ()} for own in (few, many)]
-    assert len(numbers[0]) == FEW
+    assert len(numbers[0]) == FEW_SAMPLES
     assert numbers[0] < numbers[1]
-    assert content_of(Drawn(other=0), {}, most=FEW).other(many) == "sample 0 is another"
+    assert content_of(Drawn(other=0), {}, most=FEW_SAMPLES).other(many) == "sample 0 is another"
 
     read = list[int]()
 
@@ -64,7 +64,7 @@ def test_many_samples_are_looked_at_by_one_rank_and_by_a_loop_once() -> None:
 
     data = Counted()
     assert content_in(data, one_rank()) == content_in(DataSplits(train=data), one_rank()) == many
-    assert len(read) < 2 * MANY
+    assert len(read) < 2 * MANY_SAMPLES
     assert content_in(None, one_rank()) is None
     with pytest.raises(InputError, match="data is a int: give a map-style data set"):
         content_in(3, one_rank())

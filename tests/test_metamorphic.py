@@ -28,7 +28,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetpipe.partitioners.auto import Auto
-from hetpipe.partitioners.bound.lower import NEAR, Lower
+from hetpipe.partitioners.bound.lower import BOUND_END, Lower
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.stage_kinds.plan_class import require_stage_kinds
@@ -217,7 +217,7 @@ class TestBetterIsNeverSlower:
         problem = replace(data.draw(ORIGINAL), backend="torch", deadline_seconds_per_step=None)
         better = data.draw(data.draw(BETTER)(problem))
         first, second = (Lower(Types(x), fluid_bound(x)).run(math.inf, 300_000_000) for x in (better, problem))
-        assert first <= second * NEAR * 1.02
+        assert first <= second * BOUND_END * 1.02
 
     @settings(max_examples=60)
     @given(st.data())

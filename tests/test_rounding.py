@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.trials.compare import NEAR, lie_in
+from hetpipe.layers.trials.compare import MEAN_TOLERANCE, lie_in
 from hetpipe.layers.trials.layer_check import Outcome, try_layers
 from hetpipe.layers.trials.rows import TrialRows, cut_to_try
 
@@ -199,5 +199,5 @@ def test_parts_begin_as_the_whole_where_they_are_that_but_for_rounding() -> None
         wanted = (a, b) if dimension is None else own.split(2, dimension)
         for (part,), other in zip(found.parts, wanted, strict=True):
             assert torch.equal(part, other), name
-    assert lie_in(whole, (first, second * 1.001), NEAR)
-    assert not lie_in(whole, (whole[::2], whole[1::2]), NEAR)
+    assert lie_in(whole, (first, second * 1.001), MEAN_TOLERANCE)
+    assert not lie_in(whole, (whole[::2], whole[1::2]), MEAN_TOLERANCE)

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 import pytest
 
-from hetpipe.partitioners.pipelines.stage_orders import NEAR, best_order
+from hetpipe.partitioners.pipelines.stage_orders import ORDER_TOLERANCE, best_order
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -37,4 +37,4 @@ def test_no_order_has_a_shorter_longest_stage(seed: int) -> None:
         assert found[0] < 0
     else:
         assert np.bincount(found, minlength=V).tolist() == take.tolist()
-        assert longest(tuple(found.tolist())) <= least * (1 + NEAR) + 1e-9
+        assert longest(tuple(found.tolist())) <= least * (1 + ORDER_TOLERANCE) + 1e-9

@@ -21,7 +21,7 @@ from bench.tables import markdown, replace_table
 from hetpipe.cli.exits import main
 from hetpipe.files.messages import InputError, cut, nearest, one_line
 from hetpipe.files.writing import check_output, write_text
-from hetpipe.hf.replay.build import ROUNDING
+from hetpipe.hf.replay.build import REPLAY_TOLERANCE
 from hetpipe.hf.replay.classes import causal_lm_of
 from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.tiny import tiny
@@ -63,7 +63,7 @@ def outcome(name: str) -> Outcome:
     if found.none:
         return Outcome("bits")
     reason = f"logits differ by {found.logits:.0e}, gradients by {found.gradients:.0e}"
-    return Outcome("rounding" if max(found) <= ROUNDING else "wrong", reason)
+    return Outcome("rounding" if max(found) <= REPLAY_TOLERANCE else "wrong", reason)
 
 
 def tables(found: dict[str, Outcome]) -> str:

@@ -18,8 +18,11 @@ from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
 
-FEW, MANY = 4, 31  # samples that are looked at, of data that cannot be looked at as a whole; the few are among the many
-ROUNDED = 1e-5  # by which what another processor has computed may differ, of the sum of all numbers
+FEW_SAMPLES, MANY_SAMPLES = (
+    4,
+    31,
+)  # samples that are looked at, of data that cannot be looked at as a whole; the few are among the many
+CONTENT_TOLERANCE = 1e-5  # by which what another processor has computed may differ, of the sum of all numbers
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -45,7 +48,7 @@ class Looked(Strict):
         """Whether both are of one sample, but for rounding."""
         pairs = zip(self.sums, other.sums, strict=False)
         return (self.number, self.digest, len(self.sums)) == (other.number, other.digest, len(other.sums)) and all(
-            abs(a - b) <= ROUNDED * max(size, like) for (a, size), (b, like) in pairs
+            abs(a - b) <= CONTENT_TOLERANCE * max(size, like) for (a, size), (b, like) in pairs
         )
 
 
@@ -87,7 +90,7 @@ class Content(Strict):
         return next((number for number, same in alike if not same), None)
 
 
-def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = MANY) -> Content:
+def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = MANY_SAMPLES) -> Content:
     """Describe a data set: as a whole where it has digests, else by at most so many of its samples."""
     size, source = len(data), data if isinstance(data, Digested) else getattr(data, "samples", data)  # type: ignore[arg-type]
     made: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in made_of.items()}
@@ -97,7 +100,7 @@ def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = MANY
     numbers = sorted({round(i * (size - 1) / (most - 1)) for i in range(most)})
     with during("looking at samples of the data"):
         found = {looked.number: looked for looked in _looked(data, numbers)}
-        again = _looked(data, numbers[:: max(1, len(numbers) // FEW)])
+        again = _looked(data, numbers[:: max(1, len(numbers) // FEW_SAMPLES)])
         same = all(looked.is_alike(found[looked.number]) for looked in again)
     return Content(samples=size, looked_at=tuple(found.values()) if same else None, **made)
 
@@ -106,7 +109,7 @@ def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, 
     """Describe the data that all ranks read; of those that a checkpoint will describe (`saved`), the main rank looks at many
     samples. InputError on every rank if ranks read other data. A note if samples differ each time they are read under one seed.
     Collective."""
-    own = content_of(data, made_of, most=MANY if saved and world.is_main else FEW)
+    own = content_of(data, made_of, most=MANY_SAMPLES if saved and world.is_main else FEW_SAMPLES)
     if own.looked_at is None and world.is_main:
         warn(
             f"note: samples of {type(data).__name__} are others each time they are read, though under one seed: it draws "

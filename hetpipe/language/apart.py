@@ -16,7 +16,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
 
 LENGTHS = (5, 7)  # of two samples in a row
-ROUNDING = 1e-4  # by which sums in another order may differ, of the largest
+TOLERANCE = 1e-4  # by which sums in another order may differ, of the largest
 
 
 class Limit(NamedTuple):
@@ -39,7 +39,7 @@ def refuse_mixing(model_class: Any, config: Any, limits: Sequence[Limit] = ()) -
                 model(input_ids=own, position_ids=at, use_cache=False).logits for own, at in zip(tokens, places, strict=True)
             ]
             row = model(input_ids=torch.cat(tokens, 1), position_ids=torch.cat(places, 1), use_cache=False).logits
-            if not (difference := _difference(row, torch.cat(alone, 1))) < ROUNDING:
+            if not (difference := _difference(row, torch.cat(alone, 1))) < TOLERANCE:
                 both = f", of which some have more than {limit.value} tokens ({limit.key}) and others have not" if limit else ""
                 raise InputError(
                     f"the data gives positions, which begin anew where samples are packed into a row, and a model of type "
@@ -90,7 +90,7 @@ def note_of_switch(config: Any, shortest: int, size: int) -> str | None:
 def refuse_looking_ahead(model_class: Any, config: Any) -> None:
     """InputError if a small causal language model of transformers, of this configuration, gives other logits for a sample with
     other tokens behind it."""
-    if not (difference := seen_ahead(model_class, config)) < ROUNDING:
+    if not (difference := seen_ahead(model_class, config)) < TOLERANCE:
         raise InputError(
             f"the data pads samples without a mask, which only a causal model does not see, and a model of type "
             f"{config.model_type!r} is none: with small layers, logits of a sample differ by {difference:.1e} of the largest by "

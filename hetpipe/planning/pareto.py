@@ -43,7 +43,7 @@ from hetpipe.spec.profile import Profile
 SECONDS = 50.0  # for all together, where no limit is given
 EACH_SECONDS, LEAST_SECONDS = 10.0, 0.5  # for the search of one sub-cluster
 FIRST = 0.7  # part of the time in which every row is to have a plan
-NEAR = 0.002  # a gap that is not worth another search
+SMALL_GAP = 0.002  # a gap that is not worth another search
 Progress = Callable[[int, int, str], None]
 
 
@@ -180,7 +180,7 @@ class FrontSearch:
 
     def improvable(self, items: Sequence[SubCluster]) -> list[SubCluster]:
         """The items whose search was cut short and that could be on the front with a better plan, the largest gap first."""
-        found = [i for i in items if i.cut_short and i.step > i.bound * (1 + NEAR) and self.winner(i) is None]
+        found = [i for i in items if i.cut_short and i.step > i.bound * (1 + SMALL_GAP) and self.winner(i) is None]
         for item in found:
             item.done = False
         return sorted(found, key=lambda item: -item.step / item.bound)

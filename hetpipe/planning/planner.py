@@ -20,7 +20,7 @@ from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan, Prediction, Proof
 from hetpipe.spec.profile import Profile
 
-ROUNDING = 1 + 1e-9  # sums in another order
+LIMIT_SLACK = 1 + 1e-9  # sums in another order
 LEAST_SECONDS = 0.1  # of a search after another
 
 
@@ -141,9 +141,9 @@ def _check_limits(
     plan: Plan, problem: Problem, peaks: Mapping[str, int], price: float, step: float
 ) -> None:  # a partitioner may come from anywhere
     most, deadline = problem.max_price_per_hour, problem.deadline_seconds_per_step
-    if most is not None and price > most * ROUNDING:
+    if most is not None and price > most * LIMIT_SLACK:
         raise PartitionError(f"the plan of {plan.partitioner!r} costs {price:.6g} per hour, more than {most:.6g}")
-    if deadline is not None and step > deadline * ROUNDING:
+    if deadline is not None and step > deadline * LIMIT_SLACK:
         raise PartitionError(f"the plan of {plan.partitioner!r} takes {step:.6g} s per step, more than {deadline:.6g}")
     for device, peak in peaks.items():
         limit = problem.cluster.type_of(device).memory * (1 - problem.memory_reserve)

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 Index = NDArray[np.int32]
 Flags = NDArray[np.bool_]
 FEW_TASKS = 50_000  # of a process, which Python is through with in the second that it takes to read what is compiled from disk
-ROUNDING = 1 + 1e-12  # rates within this are the same
+SAME_RATE = 1 + 1e-12  # rates within this are the same
 
 
 class Tasks(NamedTuple):
@@ -223,7 +223,7 @@ def _fill(way: _Way, adapters: Index, count: int, rate: float) -> tuple[float, i
             level = min(level, way.room[adapters[a]] / way.demand[adapters[a]])
     for a in range(count):
         c = adapters[a]
-        if way.demand[c] > 0 and way.room[c] <= level * ROUNDING * way.demand[c]:
+        if way.demand[c] > 0 and way.room[c] <= level * SAME_RATE * way.demand[c]:
             way.full[full] = c
             full += 1
     return level, full
@@ -248,7 +248,7 @@ def _share(flows: Flows, way: _Way, gathered: int, adapters: Index, count: int) 
     k = _slowest(way, 0)
     while k < len(way.slow):
         level, full = _fill(way, adapters, count, way.rates[k])
-        while k < len(way.slow) and way.rates[k] <= level * ROUNDING:
+        while k < len(way.slow) and way.rates[k] <= level * SAME_RATE:
             while way.slow[k] >= 0:
                 f = way.slow[k]
                 way.slow[k] = way.next[f]

@@ -22,7 +22,7 @@ from hetpipe.predict.timeline import Span, Timeline
 Cause = Literal["fill and drain", "slower stage", "link", "gradient sum", "slower optimizer", "overhead"]
 CAUSES: tuple[Cause, ...] = ("fill and drain", "slower stage", "link", "gradient sum", "slower optimizer", "overhead")
 Interval = tuple[float, float]
-ROUNDING = 1e-14  # of a step: no interval
+LEAST_GAP = 1e-14  # of a step: no interval
 _Key = tuple[str, int]  # F or B, micro-batch
 
 
@@ -104,7 +104,7 @@ def idle_gaps(timeline: Timeline) -> dict[str, list[Gap]]:
             drained = _draining(pipeline[:s])
             for device, one in group.items():
                 gaps = [Gap(one.lead, begin, "slower optimizer"), *_gaps(one, least, drained, marks)]
-                found[device] = sorted(gap for gap in gaps if gap.end - gap.start > ROUNDING * timeline.step_seconds)
+                found[device] = sorted(gap for gap in gaps if gap.end - gap.start > LEAST_GAP * timeline.step_seconds)
     return found
 
 

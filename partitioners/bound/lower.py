@@ -34,7 +34,7 @@ from hetpipe.planning.programs import Program
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 SLACK = 1 + 1e-9  # bounds are sums in another order than the simulator's
-APART, NEAR = 1.2, 1.004  # possible over ruled out: where all replica counts have their turn, at first; where it ends
+APART, BOUND_END = 1.2, 1.004  # possible over ruled out: where all replica counts have their turn, at first; where it ends
 WIDER = 2  # most of a range of replicas is less than so many times its least
 GRID = 9  # ranges of samples at first
 NARROW = 1.01  # most of a range of samples, times its least, that is not divided
@@ -113,12 +113,12 @@ class Lower:
             upper = min([step, *(x.possible for x in self.parts)])
             part = min(self.parts, key=lambda x: (x.possible, x.stuck, x.shown))
             behind = [x for x in self.parts if x.shown < part.shown]
-            if part.shown * (NEAR if math.isinf(part.possible) else apart) < upper and not (part.stuck and behind):
+            if part.shown * (BOUND_END if math.isinf(part.possible) else apart) < upper and not (part.stuck and behind):
                 T = math.sqrt(part.shown * upper) if math.isfinite(upper) else part.shown * 2
             elif behind:
                 T, part = part.shown, min(behind, key=lambda x: (x.stuck, x.shown))
-            elif apart > NEAR:
-                apart = max(NEAR, math.sqrt(apart))
+            elif apart > BOUND_END:
+                apart = max(BOUND_END, math.sqrt(apart))
                 continue
             elif part.low == part.high or part.possible > upper:
                 break

@@ -27,7 +27,7 @@ from hetpipe.spec.cluster import Node
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 SLACK = 1 + 1e-6  # adapters carry more by rounding, and sums are in another order than the simulator's
-NEAR = 1.004  # possible over ruled out, where bisection ends
+BISECTION_END = 1.004  # possible over ruled out, where bisection ends
 ROUNDS = 60  # of prices for one T
 MOST_KINDS = 24  # of nodes that are told apart
 
@@ -134,11 +134,11 @@ class NodeBound:
 
     def bound(self, low: int, high: int, least: float, most: float) -> float:
         """A step up to `most` that no plan of `low` to `high` replicas is below, as none is below `least`."""
-        if not self.kinds or most <= NEAR * least:
+        if not self.kinds or most <= BISECTION_END * least:
             return least
         if self.ruled_out(low, high, most):
             return most
-        while most > NEAR * least and not self.late():
+        while most > BISECTION_END * least and not self.late():
             T = math.sqrt(least * most)
             least, most = (T, most) if self.ruled_out(low, high, T) else (least, T)
         return least

@@ -15,7 +15,7 @@ from hetpipe.partitioners.stage_kinds.plan_class import Load
 from hetpipe.partitioners.stage_kinds.space import Array, Counts, Index, Loaded, Space
 from hetpipe.predict.compiled import compiled
 
-MOST = 10_000  # compositions, exchanged nodes and all
+MOST_COMPOSITIONS = 10_000  # compositions, exchanged nodes and all
 QUICK = 3  # stages that are looked at in the time of a number
 
 
@@ -37,7 +37,7 @@ def compositions(symmetry: Symmetry, most: int) -> tuple[list[Counts], bool]:
             and composition_sizes(space, c)
         }
         number += sum(symmetry.turned(c).comp == c for c in level)
-        if found and (number > most or len(found) + len(level) > MOST):
+        if found and (number > most or len(found) + len(level) > MOST_COMPOSITIONS):
             return found, False
         found += sorted(level)
     return found, True

@@ -11,7 +11,7 @@ from hetpipe.predict.cost import peak_of
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-NEAR = 1e-3  # of the longest stage that is allowed, when its bisection ends
+ORDER_TOLERANCE = 1e-3  # of the longest stage that is allowed, when its bisection ends
 
 
 @once
@@ -117,6 +117,6 @@ def best_order(
             return line
         else:
             low = T
-        if high - low <= NEAR * high:
+        if high - low <= ORDER_TOLERANCE * high:
             return line
         T = (low + high) / 2

@@ -33,7 +33,7 @@ TASKS = 5_000_000  # of plans whose transfers share adapters: so many are simula
 LONG = 0.125  # of `TASKS`: plans with more tasks wait until all others are made
 ABOVE = 1.2  # times the best step: what local search may start from
 SURE, NODES = 1.01, 5  # so well is T known; of the tree of an integer program
-FEW = 40  # pipelines of an integer program
+PROGRAM_PIPELINES = 40  # pipelines of an integer program
 LEAST = 1e-3  # of a T that is possible, from which on T is bisected
 LADDER = (1.01, 1.04, 1.1, 1.2)  # times the T of the linear program, until whole numbers are possible
 ALIKE = 6  # pipelines of which all replicas are
@@ -156,7 +156,7 @@ class Assembly:
             return None
         samples, prices = possible
         some = np.nonzero(samples > 0)[0]
-        some = some[np.argsort(-(prices @ takes + samples)[some], kind="stable")[:FEW]]
+        some = some[np.argsort(-(prices @ takes + samples)[some], kind="stable")[:PROGRAM_PIPELINES]]
         self.near = [pool[i] for i in some.tolist()]
         best = self.program(takes[:, some], R, whole=True, mip_max_nodes=NODES, mip_rel_gap=5e-3).least(-samples[some])
         if best is None or samples[some] @ best.x < self.batch * (1 - 1e-9):

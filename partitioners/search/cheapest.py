@@ -33,7 +33,7 @@ from hetpipe.spec.plan import Plan
 SUBSETS = 600  # bounded at most
 PLANS, IN_VAIN = 8, 4  # subsets planned at most; while none is in time
 EACH_SECONDS = 5.0  # for one of them, where there is a time limit
-NEAR = 1.005  # a price this near to the least that any plan can have is good enough
+GOOD_PRICE = 1.005  # a price this near to the least that any plan can have is good enough
 GroupCounts = tuple[int, ...]
 
 
@@ -72,7 +72,7 @@ class Cheapest:
         every = [self.subset(counts) for counts in self.counts()]
         left = [subset for subset in every if subset.bound <= self.problem.latest_step and self.affordable(subset)]
         left = spread(sorted(left, key=lambda s: (s.price, s.counts)))
-        while left and self.more() and (self.best is None or self.best[0] > least * NEAR):
+        while left and self.more() and (self.best is None or self.best[0] > least * GOOD_PRICE):
             subset = min(left, key=self.expected)
             left = [other for other in left if other is not subset and self.cheaper(other)]
             self.plan(subset)

@@ -18,7 +18,7 @@ from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
 
 Array = NDArray[np.float64]
-ROUNDING = 1 - 1e-9  # bounds are sums in another order than the simulator's
+BOUND_ROUNDING = 1 - 1e-9  # bounds are sums in another order than the simulator's
 
 
 class PipelineKind(NamedTuple):
@@ -82,7 +82,7 @@ class Appraiser:
             before = np.cumsum(np.where(there, through, np.inf).min(axis=0))
             before = np.append(0.0, before[:-1])
             found = max(found, float((before + np.where(there, busy, 0.0).max(axis=0)).max()))
-        return found * ROUNDING
+        return found * BOUND_ROUNDING
 
     @memoized
     def _seconds(self, runs: Runs, ends: tuple[int, ...], recomputes: tuple[bool, ...]) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from hetpipe.partitioners.step_times.steps import Steps
 from hetpipe.planning.partition import Problem
 
 PLAYED = 100_000  # tasks that are simulated of a rule's drafts where adapters are shared
-FEW, MOST = 2, 40  # drafts of which that is at least, and at most
+LEAST_DRAFTS, MOST_DRAFTS = 2, 40  # drafts of which that is at least, and at most
 HUGE, EFFORT = 5_000_000, 2e7  # tasks, and speeds of flows, of a draft that is not simulated if another is
 OFFERS = 500  # drafts of a rule that are looked at one after the other
 LOOKS = 500_000  # devices of a rule's drafts whose step is computed as if nothing was shared
@@ -124,7 +124,9 @@ class Budget:
     """A budget of simulations in which transfers share adapters: so many tasks, of which each takes no fewer and no more than
     these. Without sharing the least seconds of a draft are its step."""
 
-    def __init__(self, steps: Steps, tasks: float = PLAYED, fewest: float = PLAYED / MOST, most: float = PLAYED / FEW) -> None:
+    def __init__(
+        self, steps: Steps, tasks: float = PLAYED, fewest: float = PLAYED / MOST_DRAFTS, most: float = PLAYED / LEAST_DRAFTS
+    ) -> None:
         self.steps, self.left, self.fewest, self.most = steps, tasks, fewest, most
         self.huge: Draft | None = None  # of those that take too long the one of the fewest tasks
 

@@ -22,7 +22,7 @@ from hetpipe.spec.plan import ReplicaPlan
 from hetpipe.spec.schedule import ScheduleName
 
 Owner = tuple[int, int, int]  # kind of pipeline, stage, shard
-ROUNDED = 1 - 1e-9  # other sums than the simulator's
+ADAPTER_ROUNDING = 1 - 1e-9  # other sums than the simulator's
 KNOWN = 300_000  # forwards of pipelines whose transfers share adapters: simulations of so many are kept
 
 
@@ -65,7 +65,7 @@ class Steps:
     def least(self, draft: Draft, below: float = math.inf) -> float:
         """Seconds if nothing shared an adapter with others: that never takes less; and not below what adapters carry. Where
         what comes without adapters is not `below` this, that."""
-        found, rounded = list[AlikePipelines](), ROUNDED if self.shared else 1.0
+        found, rounded = list[AlikePipelines](), ADAPTER_ROUNDING if self.shared else 1.0
         for kind, rows in self.appraiser.pipelines(draft):
             devices = draft.rows[rows][:, kind.work.used]
             found.append(AlikePipelines(kind.work, devices, *self._run(kind, draft.schedule, devices[0])))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 PIECE_BYTES = 1 << 25
-FEW = 16  # numbers at each end of a tensor, by which it is told from others
+END_NUMBERS = 16  # numbers at each end of a tensor, by which it is told from others
 
 
 class TensorFiles:
@@ -77,8 +77,8 @@ def _corners(shape: Sequence[int]) -> list[Any]:
     """The first and the last few numbers of a tensor's first and last row."""
     if not shape:
         return [...]
-    first = (*[slice(0, 1)] * (len(shape) - 1), slice(0, FEW))
-    last = (*[slice(max(0, n - 1), n) for n in shape[:-1]], slice(max(0, shape[-1] - FEW), shape[-1]))
+    first = (*[slice(0, 1)] * (len(shape) - 1), slice(0, END_NUMBERS))
+    last = (*[slice(max(0, n - 1), n) for n in shape[:-1]], slice(max(0, shape[-1] - END_NUMBERS), shape[-1]))
     return [first, last]
 
 

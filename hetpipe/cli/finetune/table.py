@@ -17,7 +17,7 @@ from hetpipe.processes.progress import duration
 from hetpipe.show.words import percent
 from hetpipe.spec.job import Job
 
-MOST = 8  # devices that are told one by one; of more, the fullest
+TOLD_DEVICES = 8  # devices that are told one by one; of more, the fullest
 
 
 def print_statement(statement: Statement) -> None:
@@ -68,12 +68,14 @@ def instead_text(other: Instead, step_seconds: float) -> str:
 
 
 def _memory(devices: tuple[Held, ...]) -> str:
-    told = devices if len(devices) <= MOST else sorted(devices, key=lambda d: -d.bytes / max(1, d.of_bytes))[:MOST]
+    told = (
+        devices if len(devices) <= TOLD_DEVICES else sorted(devices, key=lambda d: -d.bytes / max(1, d.of_bytes))[:TOLD_DEVICES]
+    )
     parts = [
         f"{d.device} {d.kind} {human_bytes(d.bytes)} of {human_bytes(d.of_bytes)} ({percent(d.bytes / max(1, d.of_bytes))})"
         for d in told
     ]
-    return "; ".join(parts) + (f"; {len(devices) - MOST} more, less full" if len(devices) > MOST else "")
+    return "; ".join(parts) + (f"; {len(devices) - TOLD_DEVICES} more, less full" if len(devices) > TOLD_DEVICES else "")
 
 
 def numbered(count: int) -> str:

@@ -9,7 +9,7 @@ from hetpipe.exchange.export.shape import Shape
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 
-MOST = 8  # devices listed one by one
+LISTED_DEVICES = 8  # devices listed one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,5 +58,9 @@ def devices_by_rank(
 
 
 def few(wrong: list[str]) -> list[str]:
-    """Not more than `MOST` of them, and how many there are besides."""
-    return wrong if len(wrong) <= MOST else [*wrong[:MOST], f"the places of {len(wrong) - MOST} more devices"]
+    """Not more than `LISTED_DEVICES` of them, and how many there are besides."""
+    return (
+        wrong
+        if len(wrong) <= LISTED_DEVICES
+        else [*wrong[:LISTED_DEVICES], f"the places of {len(wrong) - LISTED_DEVICES} more devices"]
+    )

@@ -20,7 +20,7 @@ from hetpipe.hf.replay.trace import CannotCutError, form_of
 from hetpipe.language.apart import seen_ahead
 
 AHEAD = 1e-4  # likewise, of logits with other tokens behind them
-ROUNDING = 1e-6  # by which sums in another order may differ, of the largest
+REPLAY_TOLERANCE = 1e-6  # by which sums in another order may differ, of the largest
 REFUSED = {
     **dict.fromkeys(("layerdrop", "decoder_layerdrop"), "layers would be left out at random"),
     "output_router_logits": "the loss that balances experts is none of the chain's: it would be dropped",
@@ -121,7 +121,7 @@ def _check_alike(kind: str, model_class: Any, small: Any) -> None:
             f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
             f"small configuration: {one_line(error)}"
         ) from error
-    if max(found) > ROUNDING:
+    if max(found) > REPLAY_TOLERANCE:
         raise InputError(
             f"causal_lm: a chain of type {kind!r} computes something else than transformers does: logits differ by "
             f"{found.logits:.1e}, gradients by {found.gradients:.1e} of the largest"

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.hf.replay.skeleton import Call, Form, features_of, options, own_tensors, without_cache
 
-FEW = 8  # tokens where there are values: a model may have places for few
+TRACED_TOKENS = 8  # tokens where there are values: a model may have places for few
 
 
 class CannotCutError(InputError):
@@ -136,7 +136,7 @@ def traced(model: nn.Module, given: Mapping[str, Tensor], form: Form | None = No
 def form_of(model: nn.Module) -> Form:
     """Of what the layers of a small model, with values, return. CannotCutError where there is no such form."""
     with torch.random.fork_rng(devices=[]):
-        trace, _ = traced(model.eval(), {"input_ids": torch.zeros(1, FEW, dtype=torch.long)})
+        trace, _ = traced(model.eval(), {"input_ids": torch.zeros(1, TRACED_TOKENS, dtype=torch.long)})
     if len({(form.kind, form.items) for form in trace.forms}) > 1:
         raise CannotCutError("its layers return tuples of several lengths")
     return min(trace.forms, key=lambda form: form.alone)

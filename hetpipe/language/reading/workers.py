@@ -21,7 +21,7 @@ from hetpipe.processes.environment import cores
 from hetpipe.processes.ranks.forkserver import Forkserver
 
 BYTES_EACH = 8 * 2**20  # of files for a process, which takes 2 s of a processor to start, and these 5 s (bench/token_file)
-MOST = 16
+MOST_WORKERS = 16
 END_SECONDS = 1.0  # for a process to end once it has no more to read
 MODULES = ("transformers", "hetpipe.language.reading.workers")
 
@@ -32,7 +32,7 @@ class LostError(RuntimeError):
 
 def how_many(size: int) -> int:
     """How many processes read files of so many bytes: none beside this one where that would not pay."""
-    found = min(MOST, cores(), size // BYTES_EACH)
+    found = min(MOST_WORKERS, cores(), size // BYTES_EACH)
     return found if found > 1 else 0
 
 

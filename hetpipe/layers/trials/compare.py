@@ -13,9 +13,9 @@ from hetpipe.layers.numbers import without_autocast
 
 EXACT = 1e-9  # by which numbers of float64 may differ, of the largest
 ALIKE = 1e-12  # by which they may differ before it, for that
-FEW = 0.01  # of all numbers: where so few are off, rounding may have decided (which expert a word goes to)
-ROUNDED = 64  # units of the last place that layers' rounding parts numbers by which began alike, on average
-NEAR = 0.1  # how far apart, of a mean number, what is known to be rounding may be on average
+FEW_NUMBERS = 0.01  # of all numbers: where so few are off, rounding may have decided (which expert a word goes to)
+LAYER_ROUNDING = 64  # units of the last place that layers' rounding parts numbers by which began alike, on average
+MEAN_TOLERANCE = 0.1  # how far apart, of a mean number, what is known to be rounding may be on average
 MOST_SORTED = 1 << 24  # numbers of a tensor whose rows are nobody knows where
 
 
@@ -81,7 +81,7 @@ def lie_in(whole: Tensor, parts: Sequence[Tensor], most: float | None = None) ->
         return False
     if most is None:
         wide = whole.dtype in (torch.float32, torch.float64)
-        most = tolerance(ROUNDED * torch.finfo(whole.dtype).eps if wide else 0.0, [whole])
+        most = tolerance(LAYER_ROUNDING * torch.finfo(whole.dtype).eps if wide else 0.0, [whole])
     with without_autocast(whole.device):
         own, other = (t.detach().to(_wide(t)) for t in (whole, torch.cat(list(parts), grows)))
     return own.numel() == 0 or float((own - other).abs().mean()) <= most * float(own.abs().mean())

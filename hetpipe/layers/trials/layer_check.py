@@ -24,7 +24,7 @@ from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import uncompiled
-from hetpipe.layers.trials.compare import ALIKE, FEW, NEAR, NONE, Difference, of_rows, of_sums, tolerance
+from hetpipe.layers.trials.compare import ALIKE, FEW_NUMBERS, MEAN_TOLERANCE, NONE, Difference, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.rows import TrialRows
 from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
@@ -157,7 +157,7 @@ class _Trial:
         """What the layer gives."""
         parts = self.parts[0].outputs, self.parts[1].outputs
         found = TrialRows(self.whole.outputs, parts, self.given.rows)
-        return found.without_rounding(NEAR) if self.rounded else found
+        return found.without_rounding(MEAN_TOLERANCE) if self.rounded else found
 
     def forward(self, leaves: Sequence[Tensor], still: Still | None = None, seed: str = "run") -> tuple[Tensor, ...]:
         """As if nothing were drawn; a layer may write into what it is given."""
@@ -297,7 +297,7 @@ class _Trial:
             self.rounded = not self.in_double(same).share
         except Exception:
             again = _Trial(self.layer, same, self.put_back)
-            self.rounded = off.share < FEW or not again.difference(tolerance(OUTPUTS, self.whole.outputs)).share
+            self.rounded = off.share < FEW_NUMBERS or not again.difference(tolerance(OUTPUTS, self.whole.outputs)).share
         return self.rounded
 
     def in_double(self, given: TrialRows) -> Difference:
