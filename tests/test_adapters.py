@@ -229,6 +229,15 @@ def test_what_would_go_wrong_in_silence_is_told(make: Any, options: dict[str, An
         adapt(nn.Sequential(make(), nn.Linear(4, 2)), seed=1, **options)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("base", ["nf4", "int8"])
+def test_a_layer_without_any_parameter_beside_few_bits(base: Any, device: str) -> None:
+    with torch.device(device):
+        net = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+    made = adapt(net, base=base, r=2)
+    assert {name for name, p in made.named_parameters() if p.requires_grad} == {f"0.lora_{part}.default.weight" for part in "AB"}
+
+
 def test_a_module_at_two_places_stays_one_beside_few_bits() -> None:
     plain = nn.Sequential(Twice(), nn.Linear(4, 4), nn.Linear(4, 2))
     x, matrix = torch.randn(2, 4), plain[0].get_parameter("first.weight")

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -118,6 +119,8 @@ class LowRank:
             target_modules="|".join(map(re.escape, targets)),
             fan_in_fan_out=turned,
         )
+        # peft asks the first parameter for it, and a quantised layer may have none
+        vars(holder)["hf_device_map"] = {"": next(chain(holder.parameters(), holder.buffers())).device}
         try:
             with torch.random.fork_rng(devices=[]):
                 inject_adapter_in_model(config, holder, ADAPTER)
