@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.finetune.table import how_to_load, instead_text, numbered
-from hetpipe.finetune.asked import Asked, parse_lora
+from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import DataFacts, ModelFacts, base_of, draft, filled, open_keys, precision_of, schedule, steps_of
 from hetpipe.finetune.emulated import parse_emulated
 from hetpipe.finetune.facts import model_facts
@@ -24,6 +24,7 @@ from hetpipe.finetune.statement import Instead, others, plan_text
 from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
+from hetpipe.spec.sections.adapter import parse_lora
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 from tests.support.commands import Command
 from tests.support.finetuning import CARDS, chats, small_model
@@ -226,7 +227,9 @@ def test_emulated_cards_that_cannot_be(text: str, wrong: str) -> None:
     [
         ("rank=8", "unknown key 'rank'; known: r, alpha"),
         ("r", "r has no value"),
-        ("targets=q_proj", "write --set adapter.targets=q_proj"),
+        ("base=nf4", "base is no part of it, but a key of a job (--set adapter.base=nf4)"),
+        ("targets=q_proj+", "targets are names joined by '+', or all-linear"),
+        ("r=8,r=16", "r is given twice"),
         ("8", "unknown key '8'"),
     ],
 )

@@ -20,7 +20,7 @@ from hetpipe.processes.progress import Activity
 from hetpipe.spec.cluster import Link
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.adapters.base import Base
-from hetpipe.whatif.adapters.lora import parse_lora
+from hetpipe.whatif.adapters.lora import lora_of
 from hetpipe.whatif.cards import Cards, known_cards
 from hetpipe.whatif.machine import SECONDS, Optimizer, parse_cards
 from hetpipe.whatif.models import NamedModel, find_model
@@ -44,7 +44,10 @@ def what_if(
     ] = "auto",
     optimizer: Annotated[Optimizer, typer.Option(help="Its state takes memory.")] = "adamw",
     lora: Annotated[
-        str | None, typer.Option(help="Train adapters only: 'r=16', or 'r=16,targets=q_proj+v_proj'; else all that is linear.")
+        str | None,
+        typer.Option(
+            help="Train adapters only: 'r=16', or 'r=16,targets=q_proj+v_proj', as for hetpipe finetune; else all that is linear."
+        ),
     ] = None,
     base: Annotated[Base, typer.Option(help="How the base of adapters is held.")] = "as-is",
     price: Annotated[Texts | None, typer.Option(help="Of a card: '5060ti=429'. May be repeated.")] = None,
@@ -79,7 +82,7 @@ def what_if(
         optimizer=optimizer,
         prices=_prices(price or (), known),
         seconds=time_limit,
-        lora=parse_lora(lora) if lora is not None else None,
+        lora=lora_of(lora) if lora is not None else None,
         base=base,
     )
     with Activity("planning") as activity:

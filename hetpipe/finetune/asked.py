@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetpipe.files.formats import read_yaml
-from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec.sections.adapter import AdapterSection
+from hetpipe.files.messages import InputError, shown
+from hetpipe.spec.sections.adapter import ALL_LINEAR, NO_LORA, parse_lora
 
-NONE, DEFAULT = "none", "r=16"  # of --lora; none: all parameters train
-IN_LORA = ("r", "alpha", "dropout", "rank_stabilized", "use_dora")
+DEFAULT = "r=16"  # of --lora
 TOKENIZER = "tokenizer.json"  # of a folder that holds one
-SETTINGS = "--set adapter."  # what else an adapter has is said by it
+SETTINGS = "--set adapter."  # of what an adapter has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class Asked:
             )
         if self.adapter_keys is None and self.base is not None:
             raise InputError(
-                f"--base {self.base} is of a model that stays as it is, and with --lora {NONE} all of it trains: "
+                f"--base {self.base} is of a model that stays as it is, and with --lora {NO_LORA} all of it trains: "
                 "leave one of the two out"
             )
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
@@ -66,8 +64,9 @@ class Asked:
         """Return the keys of the section `adapter`; None where all parameters train."""
         if self.adapter is not None:
             return {"weights": self.adapter}
-        lora = parse_lora(self.lora if self.lora is not None else DEFAULT)
-        return {"kind": "lora", **lora, "targets": "all-linear"} if lora else None
+        if (self.lora or "").strip() == NO_LORA:
+            return None
+        return {"kind": "lora", "targets": ALL_LINEAR, **parse_lora(self.lora if self.lora is not None else DEFAULT)}
 
     @property
     def words(self) -> str:
@@ -101,27 +100,3 @@ def parse_columns(text: str) -> dict[str, str]:
                 f"--columns {shown(text)}: write our name, =, and that of the data, as in prompt=question,completion=answer"
             )
     return {key: name for key, _, name in pairs}
-
-
-def parse_lora(text: str) -> dict[str, Any]:
-    """`r=16,alpha=32` as keys of the section `adapter`; alpha is 2 r unless it is said.
-
-    >>> parse_lora("r=8,dropout=0.05"), parse_lora("none")
-    ({'r': 8, 'alpha': 16, 'dropout': 0.05}, {})
-    """
-    if text.strip() == NONE:
-        return {}
-    found: dict[str, Any] = {"r": AdapterSection().r, "alpha": None}
-    for part in text.split(","):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key in set(AdapterSection.model_fields) - set(IN_LORA):
-            raise InputError(f"--lora {shown(text)}: write {SETTINGS}{key}={value or '…'} instead")
-        if key not in IN_LORA:
-            raise InputError(f"--lora {shown(text)}: unknown key {shown(key)}{nearest(key, [*IN_LORA, NONE])}")
-        if not equals or not value:
-            raise InputError(f"--lora {shown(text)}: {key} has no value; write r=16, or r=16,alpha=32,dropout=0.05")
-        found[key] = read_yaml(value, f"the value of {key} in --lora {shown(text)}")
-    r = found["r"]
-    if found["alpha"] is None:
-        found["alpha"] = 2 * r if isinstance(r, int | float) else AdapterSection().alpha  # which says what is wrong with r
-    return found

@@ -35,8 +35,8 @@ DATA = (
 )
 OUTPUT = "The folder of the run: job, checkpoints, log, adapter. A second run there goes on from the newest checkpoint."
 LORA = (
-    "Adapters beside all linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05 (alpha is 2 r by default); none: "
-    "all parameters train."
+    "Adapters beside linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj (by default alpha is "
+    "2 r, and targets are all linear layers but the last); none: all parameters train."
 )
 ADAPTER = (
     "Adapters that go on, in the place of new ones: a folder of peft, such as that of an earlier run, or its name on "

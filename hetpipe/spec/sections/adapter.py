@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from hetpipe.files.formats import Flag, Name, Number, Positive, Strict
-from hetpipe.files.messages import nearest, shown
+from hetpipe.files.formats import Flag, Name, Number, Positive, Strict, read_yaml
+from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.spec import guesses
 
 Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
 TrainedToo = Literal["embed", "head", "norms"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
+IN_LORA = ("r", "alpha", "dropout", "targets", "rank_stabilized", "use_dora")  # keys that `--lora` takes
+NO_LORA = "none"  # of --lora: all parameters train
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"  # of a folder of peft
 
 
@@ -69,3 +71,33 @@ class AdapterSection(Strict):
     def quantised(self) -> Literal["nf4", "int8"] | None:
         """In which few bits the matrices of linear layers are held, if they are."""
         return self.base if self.base in ("nf4", "int8") else None
+
+
+def parse_lora(text: str) -> dict[str, Any]:
+    """The keys of this section that a command's `--lora` says; alpha is 2 r unless it is said. InputError naming what is wrong.
+
+    >>> parse_lora("r=8,dropout=0.05,targets=q_proj+v_proj")
+    {'r': 8, 'alpha': 16, 'dropout': 0.05, 'targets': ('q_proj', 'v_proj')}
+    """
+    said, found = f"--lora {shown(text)}", dict[str, Any]()
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key in set(AdapterSection.model_fields) - set(IN_LORA):
+            raise InputError(f"{said}: {key} is no part of it, but a key of a job (--set adapter.{key}={value or '…'})")
+        if key not in IN_LORA:
+            raise InputError(f"{said}: unknown key {shown(key)}{nearest(key, [*IN_LORA, NO_LORA])}")
+        if not equals or not value:
+            raise InputError(f"{said}: {key} has no value; write r=16, or r=16,alpha=32,targets=q_proj+v_proj")
+        if key in found:
+            raise InputError(f"{said}: {key} is given twice")
+        found[key] = _names(said, value) if key == "targets" else read_yaml(value, f"the value of {key} in {said}")
+    r = found.setdefault("r", AdapterSection().r)
+    known = 2 * r if isinstance(r, int | float) else AdapterSection().alpha  # else the section says what is wrong with r
+    return {"r": r, "alpha": known, **found}
+
+
+def _names(said: str, value: str) -> str | tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split("+"))
+    if not all(names) or (ALL_LINEAR in names and len(names) > 1):
+        raise InputError(f"{said}: targets are names joined by '+', or {ALL_LINEAR}")
+    return ALL_LINEAR if names == (ALL_LINEAR,) else names

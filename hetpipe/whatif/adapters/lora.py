@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
+from hetpipe.files.formats import explained
 from hetpipe.files.limits import MOST_WIDTH
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.sizes import Matrix
-
-ALL_LINEAR = "all-linear"
+from hetpipe.spec.sections.adapter import ALL_LINEAR, NO_LORA, AdapterSection, parse_lora
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +37,20 @@ class Lora:
         return self.r * (matrix.inputs + matrix.outputs)
 
 
-def parse_lora(text: str) -> Lora:
-    """`r=16` or `r=16,targets=q_proj+v_proj`. InputError for anything else.
+def lora_of(text: str) -> Lora | None:
+    """The adapters that a command's `--lora` says; None where it says that there are none.
 
-    >>> parse_lora("r=16,targets=q_proj+v_proj")
+    >>> lora_of("r=16,targets=q_proj+v_proj")
     Lora(r=16, targets=('q_proj', 'v_proj'))
     """
-    given: dict[str, str] = {}
-    for part in text.split(","):
-        key, _, value = (piece.strip() for piece in part.partition("="))
-        if key not in ("r", "targets") or not value or key in given:
-            why = "is given twice" if key in given else "has no value" if key in ("r", "targets") else "is not known"
-            raise InputError(f"--lora {shown(text)}: {shown(key)} {why}; write 'r=16', or 'r=16,targets=q_proj+v_proj'")
-        given[key] = value
-    r = given.get("r", "")
-    if not (r.isascii() and r.isdigit() and len(r) < 10 and 1 <= int(r) <= MOST_WIDTH):
-        raise InputError(f"--lora {shown(text)}: r is a whole number from 1 to {MOST_WIDTH}, got {shown(r) if r else 'none'}")
-    names = tuple(dict.fromkeys(name.strip() for name in given.get("targets", ALL_LINEAR).split("+")))
-    if not all(names) or (ALL_LINEAR in names and len(names) > 1):
-        raise InputError(f"--lora {shown(text)}: targets are names joined by '+', or {ALL_LINEAR}")
-    return Lora(r=int(r), targets=() if names == (ALL_LINEAR,) else names)
+    if text.strip() == NO_LORA:
+        return None
+    try:
+        section = AdapterSection.model_validate(parse_lora(text))
+    except ValidationError as error:
+        raise InputError(f"--lora {shown(text)}: {'; '.join(explained(error))}") from None
+    if section.use_dora:
+        raise InputError(f"--lora {shown(text)}: the lengths that use_dora trains are not counted here: leave it out")
+    if section.r > MOST_WIDTH:
+        raise InputError(f"--lora {shown(text)}: r is at most {MOST_WIDTH}, got {section.r}")
+    return Lora(r=section.r, targets=() if section.targets == ALL_LINEAR else tuple(section.targets))
