@@ -1,6 +1,7 @@
 # make setup   .venv with every pinned dependency and hetpipe itself (editable), and the planner's loops, compiled; does nothing when up to date
 # make demo    a real model on real data over an emulated mixed cluster: the plan against equal splits
 # make test    the tests
+# make test-all   the tests, and those that take long: every page of the documentation, every trainer of examples/, more restarts and searches
 # make coverage   which part of the product's lines and branches the tests run, ranks included: a third longer than make test
 # make bench   hetpipe beside other ways to train, and ratios beside those kept: about an hour on two idle cores
 # make bench-quick   a part of that, in 5 minutes
@@ -27,7 +28,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test coverage test-torch bench bench-quick lint rooms docs pictures screenshots check clean
+.PHONY: setup demo test test-all coverage test-torch bench bench-quick lint rooms docs pictures screenshots check clean
 
 setup: $(STAMP)
 
@@ -44,6 +45,9 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-all: setup
+	$(PY) -m pytest $(PYTEST_ARGS) -m ""
 
 coverage: setup
 	$(PIP) coverage

@@ -47,6 +47,7 @@ def quiet(_text: str) -> None:
 # ---- the page ----
 
 
+@pytest.mark.thorough
 def test_a_dry_run_makes_a_page_with_all_sections_and_reports_what_fails(tmp_path: Path) -> None:
     parts, pages = [*PARTS, FAILING], list[str]()
     title = command.title_of(subject(tmp_path))
@@ -77,6 +78,7 @@ def test_a_dry_run_makes_a_page_with_all_sections_and_reports_what_fails(tmp_pat
     assert rows["7"][0]["what"] == "not run"
 
 
+@pytest.mark.thorough
 def test_the_command_prints_json_writes_the_page_and_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +173,7 @@ class Heap:
         return self.used()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc with mallinfo2")
 def test_what_a_graph_keeps_is_what_the_profiler_counts(tmp_path: Path) -> None:
     given = subject(tmp_path, arguments={"layers": 1, "width": 64, "heads": 2, "context": 64}, microbatch=8)

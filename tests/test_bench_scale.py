@@ -28,6 +28,7 @@ def measured(parts: str, tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_tables_of_a_tiny_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = measured("planning,ranks,steps", tmp_path)
@@ -41,6 +42,7 @@ def test_tables_of_a_tiny_size(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert line in text, line
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_start_has_all_its_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = measured("starting", tmp_path)["starting"]

@@ -137,6 +137,7 @@ def test_auto_uses_it_above_the_exact_search() -> None:
     assert plan.predicted.proof == "fluid"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("counts", [{"a": 5, "b": 7}, {"a": 16}])
 def test_on_few_devices_the_exact_search_starts_from_it(monkeypatch: pytest.MonkeyPatch, counts: dict[str, int]) -> None:
     """Too many plans to look at all of them, or none at all: the cheapest subset that was found is the answer at least."""

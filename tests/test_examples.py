@@ -93,11 +93,13 @@ def test_spawn(tmp_path: Path, expected: Parameters) -> None:
     assert distance(common.build_model().state_dict(), expected) > 0.1  # what training moved
 
 
+@pytest.mark.thorough
 def test_torchrun(tmp_path: Path, expected: Parameters) -> None:
     found = by_torchrun(tmp_path, "torchrun.py", "--measure", "8")
     assert distance(found, expected) < ROUNDING
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_amp(tmp_path: Path, expected: Parameters) -> None:
     """In float32 (autocast off, the GradScaler on) the parameters of all others. In bfloat16, which rounds gradients to 3
@@ -123,17 +125,20 @@ def test_accelerate(tmp_path: Path, expected: Parameters) -> None:
     assert distance(by_torchrun(tmp_path, "with_accelerate.py", "--shares", "6", "2"), expected) < ROUNDING
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_lightning(tmp_path: Path, expected: Parameters) -> None:
     assert distance(by_itself(tmp_path, "with_lightning.py", "--shares", "6", "2"), expected) < ROUNDING
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_hugging_face_trainer(tmp_path: Path, expected: Parameters) -> None:
     found = by_torchrun(tmp_path, "hf_trainer.py", "--shares", "6", "2", "--accumulate", "2")
     assert distance(found, expected) < ROUNDING
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_hugging_face_language_models_and_resuming(tmp_path: Path) -> None:
     mark, program = str(tmp_path), str(ROOT / "tests" / "support" / "uneven_trainers.py")

@@ -32,6 +32,7 @@ def test_sums_are_those_that_were_published_beside_the_pipeline() -> None:
     assert tied_seconds(plan_of(T5, T5.best), T5, cluster_of(T5.best.a100_node)) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [GPT2_XL, T5], ids=lambda model: model.name)
 def test_hetpipes_plan_is_no_slower_than_fasops_in_the_simulator(model: Model) -> None:

@@ -103,6 +103,7 @@ def test_all_parameters_train_and_a_whole_model_is_written(tmp_path: Path, monke
     assert sum(p.numel() for p in model.parameters()) == found["statement"]["parameters"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_agents_of_torchrun_train_the_same(tmp_path: Path) -> None:
     """Each is a machine with one emulated card; the main rank alone prints, and writes the job."""

@@ -169,6 +169,7 @@ def test_only_what_is_read_is_downloaded_and_one_process_shows_it(monkeypatch: p
     assert {*second["allow_patterns"]} == {*first["allow_patterns"], "*.py"}
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_its_revision(two: Path, tmp_path: Path) -> None:
     """From the checkpoint on, whatever `main` is then."""
     folder = Folder(tmp_path)

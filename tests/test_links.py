@@ -160,6 +160,7 @@ def test_the_bench_tells_rates_that_are_not_as_they_were_set() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_each_way_between_three_hosts_is_measured_and_what_two_ranks_send_and_receive_at_once() -> None:
     """How high the rates are, on hosts of which they are set, `bench.links.run` checks: it depends on what else runs."""

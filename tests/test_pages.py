@@ -15,6 +15,7 @@ import pytest
 from tests.support.commands import ROOT, THREADS_LEFT, Command, Ended, finish, free_port, start
 from tests.support.pages import SPAN, Page, commands, pages
 
+ALWAYS = {"README.md", "docs/tutorial.md", "docs/how-to/own-loop.md"}  # followed by `make test`; `make test-all` follows all
 FOLLOWED = [page for page in pages() if any(block.language == "sh" for block in page.blocks)]
 
 
@@ -85,7 +86,11 @@ def followed(page: Page, folders: dict[str, Path], run: Command) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page.name in ALWAYS else pytest.mark.thorough) for page in FOLLOWED],
+    ids=lambda page: page.name,
+)
 def test_a_page_runs_from_top_to_bottom(page: Page, folders: dict[str, Path], run: Command) -> None:
     folder = followed(page, folders, run)
     pictures = {
@@ -113,6 +118,7 @@ def test_every_command_of_readme_is_run() -> None:
     """Those in its blocks are, with their page, and `make` by itself; what is named only, such as `hetpipe schema`, is none."""
     assert any(words[1] == "what-if" for words in IN_PROSE)
     assert Page("README.md") in FOLLOWED
+    assert {page.name for page in FOLLOWED} > ALWAYS
 
 
 @pytest.mark.parametrize("words", IN_PROSE, ids=" ".join)

@@ -95,6 +95,7 @@ def test_torchrun_without_a_cluster_file_finds_its_devices_measures_and_plans(tm
     assert len(json.loads(first.out)["losses"]) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_killed_rank_is_restarted_and_the_run_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     """By a fixed address, and of one agent."""
@@ -116,6 +117,7 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_as_if_nothing_had_been(tmp_
     assert [key for key, value in ours.items() if not torch.equal(value, theirs[key])] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ones_own_loop_is_restarted_on_two_agents_of_the_c10d_rendezvous(tmp_path: Path) -> None:
     """The agent of one process comes first, and so may be the first in torchrun's order."""

@@ -40,6 +40,7 @@ def seconds(found: Answer) -> dict[str, float]:
     return {row.name: row.found.step_seconds for row in found.rows}
 
 
+@pytest.mark.thorough
 @settings(**UNHURRIED, max_examples=15)
 @given(
     st.lists(st.sampled_from(["a6000", "p40", "t4", "1080ti"]), min_size=1, max_size=3),

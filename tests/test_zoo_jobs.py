@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 JOBS, CLUSTER = ROOT / "configs" / "jobs", ROOT / "configs" / "clusters" / "four-emulated.yaml"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) -> None:

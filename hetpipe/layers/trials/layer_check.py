@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from hetpipe.files.messages import cut
 from hetpipe.layers.batch_norm import may_normalise_batches, normalises_batches
@@ -336,10 +335,19 @@ def plain_numbers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, Tensor]
 
 def _held_numbers(layer: nn.Module) -> int:
     """A hash of all numbers in the tensors of a layer but its parameters: buffers, and what lies in plain attributes."""
-    held = tree_leaves([vars(module) for module in layer.modules()])
-    tensors = [t.detach() for t in held if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)]
+    held = _tensors([vars(module) for module in layer.modules()])
+    tensors = [t.detach() for t in held if not isinstance(t, nn.Parameter)]
     dense = [t for t in tensors if t.layout == torch.strided and not t.is_meta]
     return int(fingerprint(dense)) if dense else 0
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """All tensors in containers."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple | set | frozenset):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(inner)
 
 
 def _all(found: Iterable[Difference]) -> Difference:
