@@ -86,6 +86,12 @@ def _no_process_group_of_another_file() -> None:
         distributed.destroy_process_group()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is thorough is slow, too, and left out with it."""
+    if item.get_closest_marker("thorough"):
+        item.add_marker("slow")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first, then those with slow tests, then those with many, so that processes side by side end together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -120,7 +120,7 @@ def test_what_a_process_beside_has_compiled_is_read(tmp_path: Path, monkeypatch:
 
 
 def test_the_process_beside_ends_with_what_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    halving(tmp_path, monkeypatch, "halving_ended")
+    assert not halving(tmp_path, monkeypatch, "halving_ended").is_kept()  # so that numba keeps something
     (tmp_path / "endless.py").write_text("import time\n\n\ndef ready():\n    time.sleep(3600)\n")
     compiled.compile_beside("endless")
     (process,) = compiled._beside
@@ -132,7 +132,7 @@ def test_the_process_beside_ends_with_what_started_it(tmp_path: Path, monkeypatc
 
 def test_the_process_beside_goes_on_where_a_processor_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While this one trains; one that plans again begins another."""
-    halving(tmp_path, monkeypatch, "halving_idle")
+    assert not halving(tmp_path, monkeypatch, "halving_idle").is_kept()  # so that numba keeps something
     (tmp_path / "endless.py").write_text("import time\n\n\ndef ready():\n    time.sleep(3600)\n")
     compiled.compile_when_idle()  # there is none
     compiled.compile_beside("endless")

@@ -227,7 +227,11 @@ def test_emulated_cards_that_cannot_be(text: str, wrong: str) -> None:
     [
         ("rank=8", "unknown key 'rank'; known: r, alpha"),
         ("r", "r has no value"),
-        ("base=nf4", "base is no part of it, but a key of a job (--set adapter.base=nf4)"),
+        ("base=nf4", "base is no part of it: use --base"),
+        ("train_also=norms", "train_also is no part of it: use --set adapter.train_also of hetpipe finetune"),
+        ("targets=q_proj,v_proj", "join the names of targets by '+', as in targets=q_proj+v_proj"),
+        ("targets=[q_proj]", "targets are names joined by '+'"),
+        ("none,", "none stands alone"),
         ("targets=q_proj+", "targets are names joined by '+', or all-linear"),
         ("r=8,r=16", "r is given twice"),
         ("8", "unknown key '8'"),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import hetpipe
 from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.build import build
 from hetpipe.layers.model import Loss, Model, as_tuple, mse
-from hetpipe.layers.trials.layer_check import Outcome, try_layers
+from hetpipe.layers.trials.layer_check import Outcome, few_of_each_kind, try_layers
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.layers.weights import materialise
@@ -133,3 +134,46 @@ def test_each_look_tries_another_layer_of_a_kind(monkeypatch: pytest.MonkeyPatch
         ["0", "1", another, "5", "9", "10"] if another < "5" else ["0", "1", "5", another, "9", "10"]
         for another in ("2", "3", "4")
     ] + [["0", "1", "5", "9", "10"]]
+
+
+class Mixed(nn.Module):
+    """Mixes the samples by a matrix that lies in a partial function."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.inner, self.mix = nn.Linear(8, 8), partial(torch.matmul, matrix)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.mix(self.inner(x)) if len(x) == 4 else self.inner(x)
+        return mixed
+
+
+def chosen(layers: Iterable[nn.Module], kinds: Kinds) -> list[str]:
+    return [name for name, _ in few_of_each_kind([(str(at), layer) for at, layer in enumerate(layers)], kinds, look=1)]
+
+
+def test_what_differs_from_its_kind_by_now_is_tried() -> None:
+    layers: list[nn.Module] = [Mixed(torch.eye(4)) for _ in range(9)]
+    kinds = trace(nn.Sequential(*layers), torch.randn(4, 8)).kinds
+    assert kinds.measured == (0, 1, 4, 7, 8)
+    assert chosen(layers, kinds) == ["0", "1", "2", "4", "7", "8"]
+    layers[6] = Mixed(torch.ones(4, 4))
+    assert "6" in chosen(layers, kinds)
+    vars(layers[3])["other"] = 1.0
+    assert {"3", "6"} <= set(chosen(layers, kinds))
+    layers[5].register_forward_hook(lambda _, __, y: y - y.mean(0))
+    assert {"3", "5", "6"} <= set(chosen(layers, kinds))
+    vars(layers[0])["view"] = torch.randn(3, dtype=torch.complex64).conj()  # whose bits cannot be looked at
+    assert chosen(layers, kinds) == [str(at) for at in range(9)]
+
+
+@pytest.mark.parametrize("base", ["as-is", "nf4"])
+def test_layers_of_a_frozen_base_differ_in_their_weights_only(base: Any) -> None:
+    torch.manual_seed(0)
+    net = hetpipe.adapt(nn.Sequential(*[nn.Linear(64, 64) for _ in range(12)]), base=base, r=2)
+    assert len(chosen(net, trace(net, torch.randn(4, 64)).kinds)) < 7
+
+
+def test_constants_may_be_parameters_that_do_not_train() -> None:
+    net = nn.Sequential(*[nn.Linear(8, 8).requires_grad_(False) for _ in range(9)], nn.Linear(8, 8))
+    assert len(chosen(net, trace(net, torch.randn(4, 8)).kinds)) == 10

@@ -365,6 +365,6 @@ def test_a_key_that_is_gone_is_read_where_it_changed_nothing() -> None:
     assert compare({**own, "train.gradient_sums": "exact"}, own, Path("saved"), step=2) is None
     told = compare({**own, "train.gradient_sums": "bfloat16"}, own, Path("saved"), step=2)
     assert told is not None
-    assert "train.gradient_sums was 'bfloat16', is None" in told
+    assert "train.gradient_sums was 'bfloat16', is 'exact'" in told
     with pytest.raises(InputError, match=r"gradient_sums.*sums of gradients are exact"):
         Job.parse({**JOB, "train": {**JOB["train"], "gradient_sums": "bfloat16"}}, "job")

@@ -90,6 +90,17 @@ def test_the_same_command_goes_on_with_its_schedule(left: Left) -> None:
     assert left.goes_on(emulate=(CARDS,)).job.cluster == "finetuned/cluster.yaml", "other devices are not another run"
 
 
+def test_a_run_of_an_earlier_version_goes_on(left: Left) -> None:
+    """Which said in its checkpoints what is no longer a key."""
+    left.after(4, made())
+    assert left.state is not None
+    assert left.state.job is not None
+    left.state.job["train.gradient_sums"] = "exact"
+    assert left.goes_on() == made()
+    left.state.job["train.gradient_sums"] = "bfloat16"
+    assert "train.gradient_sums was 'bfloat16', is 'exact'" in left.refuses()
+
+
 def test_more_epochs_go_on_with_a_schedule_of_their_own(left: Left, capsys: pytest.CaptureFixture[str]) -> None:
     """The old one has come to its end: its cosine would rise again."""
     left.after(10, made())

@@ -61,6 +61,7 @@ def identity(job: Job) -> dict[str, Any]:
 UNSAID = dict(flat(TrainSection(global_batch=1, steps=1).model_dump(mode="json"), "train"))  # by a version without a key
 UNSAID["train.scheduler.from_step"] = 0
 NO_LONGER_SAID = dict(flat(GONE, "train"))
+UNSAID.update(NO_LONGER_SAID)
 
 
 def compare(
@@ -78,7 +79,7 @@ def compare(
     changed += (configured := config_changes(saved, own))
     scheduled = any(key.startswith("train.scheduler.") for key in own)
     refused = [key for key in changed if not (anew and _is_of_schedule(key, scheduled)) and _binds(key, scheduled)]
-    told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key))}" for key in changed}
+    told = {key: f"{key} was {shown(saved.get(key))}, is {shown(own.get(key, NO_LONGER_SAID.get(key)))}" for key in changed}
     if is_another(saved, own):
         refused, told[REVISION] = [*refused, REVISION], to_set_back(saved, own)
     if BASE in changed:

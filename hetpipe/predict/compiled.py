@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, cached_property, partial, update_wrapper, wraps
 from hashlib import sha256
 from importlib import import_module
@@ -32,6 +32,7 @@ _IDLE: int | None = getattr(os, "SCHED_IDLE", None)  # how a process is schedule
 LOOK_SECONDS = 0.2  # between two looks for what a process beside has compiled
 _forced: list[bool] = []  # whether numba runs all, or Python; the last entry counts
 _beside: list[subprocess.Popen[bytes]] = []  # the process that compiles, if one was started
+_left_idle: list[bool] = []  # whether it runs only where a processor is idle
 _telling: list[bool] = []  # whether this is that process, which tells what it begins to compile
 _told: list[str] = []  # what it has told
 _choosing = threading.RLock()
@@ -219,7 +220,7 @@ def compile_beside(*modules: str) -> None:
     """Start a process that compiles what these modules' `ready()` make ready, in their order, and keeps it. It ends with this
     process, or when `stop_compiling` says so. None is started beside another, where this process has one processor only, or where
     numba keeps nothing."""
-    if is_compiling() and _IDLE is not None and os.sched_getscheduler(_beside[0].pid) == _IDLE:
+    if _left_idle:
         stop_compiling()  # on a busy machine this process would wait for it
     if not is_compiling() and cores() > 1 and on_disk:
         variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -276,16 +277,20 @@ def stop_compiling(*, wait: bool = False) -> None:
             for pipe in (process.stdin, process.stdout):
                 cast(IO[bytes], pipe).close()
     _beside.clear()
+    _left_idle.clear()
 
 
 def compile_when_idle() -> None:
     """Let the process beside go on where a processor has nothing else to do. (Each start would begin again with what takes longer
     to compile than a plan to make.)"""
-    if is_compiling() and _IDLE is not None:
-        with suppress(ProcessLookupError):  # it has just ended
+    try:
+        if is_compiling() and _IDLE is not None:
             os.sched_setscheduler(_beside[0].pid, _IDLE, os.sched_param(0))
-    else:
-        stop_compiling()
+            _left_idle.append(True)
+            return
+    except OSError:  # it has just ended, or the system does not let it
+        pass
+    stop_compiling()
 
 
 def _is_kept(function: Any) -> bool:

@@ -68,7 +68,8 @@ class PlanEngine(ForwardEngine):
     def _layers_to_try(self, stage: nn.Sequential, lo: int) -> list[tuple[str, nn.Module]]:
         """The layers that this look tries of a stage which begins with layer `lo`, by name."""
         named = named_layers(stage)
-        return named if self._model.kinds is None else few_of_each_kind(named, self._model.kinds, lo, self._called.bit_length())
+        look = self.steps - self._called + self._called.bit_length()  # a run that resumes begins with others
+        return named if self._model.kinds is None else few_of_each_kind(named, self._model.kinds, lo, look)
 
     def _watch(self, process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | None = None) -> None:
         """The stage is there: from now on it is looked at whether it stays as it is. `device`: see `GradientSync`."""

@@ -9,7 +9,7 @@ what the layer gives, number by number."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ from hetpipe.layers.model import alongside, as_tuple, as_value
 from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
-from hetpipe.layers.transforms import uncompiled
+from hetpipe.layers.transforms import adapter_of, lineage_of, tensors_of, uncompiled
 from hetpipe.layers.trials.compare import ALIKE, FEW_NUMBERS, MEAN_TOLERANCE, NONE, Difference, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.rows import TrialRows
 from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
-from hetpipe.layers.untouched.kinds import Kinds
+from hetpipe.layers.untouched.kinds import Kinds, structure
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly, fingerprint
 
@@ -69,10 +69,15 @@ def try_layers(
 def few_of_each_kind(
     layers: Sequence[tuple[str, nn.Module]], kinds: Kinds, lo: int = 0, look: int = 0
 ) -> list[tuple[str, nn.Module]]:
-    """The layers to try of a chain's layers from `lo` on, with their names: four of each kind, in each look another fourth. A
-    kind has the same numbers here, too, in all tensors but parameters: they may say which samples a layer couples."""
-    alike = [(kinds.first[lo + at], _held_numbers(layer)) for at, (_, layer) in enumerate(layers)]
-    own = Kinds.of(alike, [lo + at in kinds.steady for at in range(len(layers))])
+    """The layers to try of a chain's layers from `lo` on, with their names: four of each kind, in each look another fourth. Those
+    of a kind are alike by now, too, with the same numbers in all tensors but their weights: such may say which samples a layer
+    couples. Where that cannot be told all are tried."""
+    try:
+        adapted = adapter_of(layer for _, layer in layers) is not None
+        alike = [(kinds.first[lo + at], _as_it_is(layer, adapted)) for at, (_, layer) in enumerate(layers)]
+        own = Kinds.of(alike, [lo + at in kinds.steady for at in range(len(layers))])
+    except Exception:  # of an attribute of somebody's class
+        return list(layers)
     return [layers[at] for at in own.few(turn=look)]
 
 
@@ -333,21 +338,22 @@ def plain_numbers(modules: Sequence[tuple[str, nn.Module]]) -> dict[str, Tensor]
     }
 
 
-def _held_numbers(layer: nn.Module) -> int:
-    """A hash of all numbers in the tensors of a layer but its parameters: buffers, and what lies in plain attributes."""
-    held = _tensors([vars(module) for module in layer.modules()])
-    tensors = [t.detach() for t in held if not isinstance(t, nn.Parameter)]
-    dense = [t for t in tensors if t.layout == torch.strided and not t.is_meta]
-    return int(fingerprint(dense)) if dense else 0
+def _as_it_is(layer: nn.Module, adapted: bool) -> Hashable:
+    """A layer's structure and the numbers of its tensors, weights left out: parameters that train, beside adapters all, and what
+    transforms made of them."""
+    lineage = lineage_of(layer)
+    made = {name for part in lineage.made for name in part.names} if lineage is not None else set()
+    weights = {
+        id(tensor)
+        for name, tensor in tensors_of(layer).items()
+        if name in made or (isinstance(tensor, nn.Parameter) and (adapted or tensor.requires_grad))
+    }
 
+    def numbers(tensor: Tensor) -> Hashable:
+        known = tensor.layout == torch.strided and not tensor.is_meta and id(tensor) not in weights
+        return int(fingerprint([tensor.detach()])) if known else None
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    """All tensors in containers."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple | set | frozenset):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(inner)
+    return structure(layer, numbers)
 
 
 def _all(found: Iterable[Difference]) -> Difference:

@@ -8,7 +8,7 @@ the numbers in tensors are not compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -84,18 +84,23 @@ class Same:
         return id(self.value)
 
 
-def likeness(value: Any, depth: int = 0) -> Hashable:
-    """What is compared of an argument or an attribute: of a tensor all but its numbers."""
+def no_numbers(_: Tensor) -> Hashable:
+    """What is compared of a tensor's numbers where they may differ."""
+    return None
+
+
+def likeness(value: Any, depth: int = 0, numbers: Callable[[Tensor], Hashable] = no_numbers) -> Hashable:
+    """What is compared of an argument or an attribute: of a tensor all but its numbers, of which `numbers` says more."""
     if isinstance(value, Tensor):
         strides = value.stride() if value.layout == torch.strided else ()
-        return tuple(value.shape), value.dtype, value.requires_grad, strides
+        return tuple(value.shape), value.dtype, value.requires_grad, strides, numbers(value)
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, np.generic):
         return type(value), value.item()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return np.ndarray, value.shape, value.dtype, value.tobytes()
-    inner = partial(likeness, depth=depth + 1)
+    inner = partial(likeness, depth=depth + 1, numbers=numbers)
     if depth > DEPTH:
         return Same(value)
     own: Any = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
@@ -111,17 +116,17 @@ def likeness(value: Any, depth: int = 0) -> Hashable:
     return Same(value)
 
 
-def structure(layer: nn.Module) -> Hashable:
+def structure(layer: nn.Module, numbers: Callable[[Tensor], Hashable] = no_numbers) -> Hashable:
     """A layer's modules, by their names: types, attributes, tensors and hooks."""
-    return tuple((name, type(module), module.training, _attributes(module)) for name, module in layer.named_modules())
+    return tuple((name, type(module), module.training, _attributes(module, numbers)) for name, module in layer.named_modules())
 
 
-def _attributes(module: nn.Module) -> Hashable:
+def _attributes(module: nn.Module, numbers: Callable[[Tensor], Hashable]) -> Hashable:
     kind = type(module)
     names = {LINEAGE, *getattr(kind, NAMES, ()), *_NAMES.get(kind.__module__.partition(".")[0].partition("_")[0], ())}
     own = {name: value for name, value in vars(module).items() if name not in _OF_ALL and name not in names}
     hooks = [list(getattr(module, kind).values()) for kind in _HOOKS]
-    return likeness((own, module._parameters, module._buffers, hooks))
+    return likeness((own, module._parameters, module._buffers, hooks), numbers=numbers)
 
 
 def circumstances() -> Hashable:

@@ -77,13 +77,18 @@ def parse_lora(text: str) -> dict[str, Any]:
     """The keys of this section that a command's `--lora` says; alpha is 2 r unless it is said. InputError naming what is wrong.
 
     >>> parse_lora("r=8,dropout=0.05,targets=q_proj+v_proj")
-    {'r': 8, 'alpha': 16, 'dropout': 0.05, 'targets': ('q_proj', 'v_proj')}
+    {'r': 8, 'alpha': 16, 'dropout': 0.05, 'targets': ['q_proj', 'v_proj']}
     """
     said, found = f"--lora {shown(text)}", dict[str, Any]()
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key in set(AdapterSection.model_fields) - set(IN_LORA):
-            raise InputError(f"{said}: {key} is no part of it, but a key of a job (--set adapter.{key}={value or '…'})")
+            option = {"base": "--base", "weights": "--adapter"}.get(key, f"--set adapter.{key} of hetpipe finetune")
+            raise InputError(f"{said}: {key} is no part of it: use {option}")
+        if "targets" in found and not equals:
+            raise InputError(f"{said}: join the names of targets by '+', as in targets=q_proj+v_proj")
+        if key == NO_LORA:
+            raise InputError(f"{said}: {NO_LORA} stands alone, and means that all parameters train")
         if key not in IN_LORA:
             raise InputError(f"{said}: unknown key {shown(key)}{nearest(key, [*IN_LORA, NO_LORA])}")
         if not equals or not value:
@@ -92,12 +97,12 @@ def parse_lora(text: str) -> dict[str, Any]:
             raise InputError(f"{said}: {key} is given twice")
         found[key] = _names(said, value) if key == "targets" else read_yaml(value, f"the value of {key} in {said}")
     r = found.setdefault("r", AdapterSection().r)
-    known = 2 * r if isinstance(r, int | float) else AdapterSection().alpha  # else the section says what is wrong with r
-    return {"r": r, "alpha": known, **found}
+    positive = isinstance(r, int | float) and r > 0  # else the section says what is wrong with r
+    return {"r": r, "alpha": 2 * r if positive else AdapterSection().alpha, **found}
 
 
-def _names(said: str, value: str) -> str | tuple[str, ...]:
-    names = tuple(name.strip() for name in value.split("+"))
-    if not all(names) or (ALL_LINEAR in names and len(names) > 1):
+def _names(said: str, value: str) -> str | list[str]:
+    names = list(dict.fromkeys(name.strip() for name in value.split("+")))
+    if not all(names) or "[" in value or (ALL_LINEAR in names and len(names) > 1):
         raise InputError(f"{said}: targets are names joined by '+', or {ALL_LINEAR}")
-    return ALL_LINEAR if names == (ALL_LINEAR,) else names
+    return ALL_LINEAR if names == [ALL_LINEAR] else names

@@ -48,7 +48,8 @@ def lora_of(text: str) -> Lora | None:
     try:
         section = AdapterSection.model_validate(parse_lora(text))
     except ValidationError as error:
-        raise InputError(f"--lora {shown(text)}: {'; '.join(explained(error))}") from None
+        faults = [fault.removeprefix("top level: ") for fault in explained(error)]
+        raise InputError(f"--lora {shown(text)}: {'; '.join(faults)}") from None
     if section.use_dora:
         raise InputError(f"--lora {shown(text)}: the lengths that use_dora trains are not counted here: leave it out")
     if section.r > MOST_WIDTH:
