@@ -66,6 +66,7 @@ def job_of(folder: Folder, base: Path, adapter: dict[str, Any], rows: Sequence[d
     )
 
 
+@pytest.mark.thorough
 def test_a_job_trains_over_unequal_stages_as_on_one_device(base: Path, tmp_path: Path) -> None:
     """In float64, over a base in 4 bits, with dropout off; the checkpoint holds what trains, and says of which base that is."""
     found = []

@@ -113,6 +113,7 @@ def test_amp(tmp_path: Path, expected: Parameters) -> None:
     assert distance(found, rounded) < 2 * distance(rounded, expected)
 
 
+@pytest.mark.thorough
 def test_accumulation_and_clipping(tmp_path: Path, expected: Parameters) -> None:
     rows = [{"cuts": [3], "sizes": [2, 2, 2], "devices": ["n0/0"]}, {"cuts": [3], "sizes": [2], "devices": ["n0/1"]}]
     make_plan(rows).save(tmp_path / "plan.json")

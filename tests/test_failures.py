@@ -102,7 +102,7 @@ def test_an_emulated_device_out_of_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("raise", marks=pytest.mark.thorough)])
 def test_under_torchrun_all_processes_of_both_agents_are_gone(tmp_path: Path, how: str) -> None:
     folder = failing_job(tmp_path, how)
     mark = str(tmp_path)

@@ -59,7 +59,11 @@ def job(folder: Folder, *, fused: bool = False, **options: Any) -> Path:
     return folder.ready((3, 1), PLAN, model=QWEN, data=data, train=TRAIN, loss=loss)
 
 
-@pytest.mark.parametrize("options", [{}, {"mask": True, "fused": True}, {"pack": True, "length": 64, "fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.thorough), {"mask": True, "fused": True}, {"pack": True, "length": 64, "fused": True}],
+    ids=str,
+)
 def test_chats_train_over_unequal_replicas_as_on_one_device(tmp_path: Path, options: dict[str, Any]) -> None:
     """The one device's batches are all padded to the largest size."""
     file = job(Folder(tmp_path), **options)

@@ -231,6 +231,7 @@ def test_a_checkpoint_goes_on_under_another_back_end(tmp_path: Path) -> None:
     assert losses == pytest.approx(wanted.losses, abs=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchrun_with_one_process_a_node(tmp_path: Path) -> None:
     folder = Folder(tmp_path)

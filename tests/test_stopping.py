@@ -96,6 +96,7 @@ def test_ctrl_c_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path) -
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_torchruns_agent_stops_the_run_of_all(tmp_path: Path) -> None:
     """SIGTERM to one of two agents, as a scheduler sends it to one host."""

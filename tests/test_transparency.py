@@ -37,7 +37,9 @@ def cases_of_libraries() -> list[Case]:
     return [dataclasses.replace(case, schedule="gpipe") for case in wanted]
 
 
-ALL_OF_LIBRARIES = [(backend, case) for case in cases_of_libraries() for backend in LIBRARIES]
+# Each case with one library, by turns; `make test-all` runs it with the other one, too.
+BY_TURNS = [(LIBRARIES[number % 2], case) for number, case in enumerate(cases_of_libraries())]
+OTHERS = [(LIBRARIES[1 - number % 2], case) for number, case in enumerate(cases_of_libraries())]
 
 
 Ran = list[list[Trained | None]] | RankFailure
@@ -50,9 +52,9 @@ def run_family(family: str) -> Ran:
 
 
 @functools.cache
-def run_library(backend: Backend) -> dict[Case, list[Trained | None]] | RankFailure:
-    """What each of three processes, one a replica, holds after each case: one spawn a back end."""
-    cases = [case for b, case in ALL_OF_LIBRARIES if b == backend]
+def run_library(backend: Backend, *, others: bool) -> dict[Case, list[Trained | None]] | RankFailure:
+    """What each of three processes, one a replica, holds after each case: two spawns a back end."""
+    cases = [case for b, case in (OTHERS if others else BY_TURNS) if b == backend]
     ran = _run(cases, backend, cluster_of(1, 1, 1))
     return ran if isinstance(ran, RankFailure) else dict(zip(cases, ran, strict=True))
 
@@ -94,9 +96,11 @@ def test_training_by_a_plan_is_training_on_one_device(family: str, case: Case) -
     check_against_one_device(results_of(family, case), truth_of(case))
 
 
-@pytest.mark.parametrize(("backend", "case"), ALL_OF_LIBRARIES, ids=str)
+@pytest.mark.parametrize(
+    ("backend", "case"), [*BY_TURNS, *(pytest.param(*row, marks=pytest.mark.thorough) for row in OTHERS)], ids=str
+)
 def test_training_with_a_library_is_training_on_one_device(backend: Backend, case: Case) -> None:
-    ran, truth = run_library(backend), truth_of(case)
+    ran, truth = run_library(backend, others=(backend, case) in OTHERS), truth_of(case)
     if isinstance(ran, RankFailure):
         raise ran
     results = [r for r in ran[case] if r is not None]
