@@ -232,6 +232,7 @@ def test_emulated_cards_that_cannot_be(text: str, wrong: str) -> None:
         ("targets=q_proj,v_proj", "join the names of targets by '+', as in targets=q_proj+v_proj"),
         ("targets=[q_proj]", "targets are names joined by '+'"),
         ("none,", "none stands alone"),
+        ("r=8,", "nothing stands between two commas, or behind the last"),
         ("targets=q_proj+", "targets are names joined by '+', or all-linear"),
         ("r=8,r=16", "r is given twice"),
         ("8", "unknown key '8'"),

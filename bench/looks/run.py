@@ -30,6 +30,7 @@ NAMES = (
     "now",
     "in steps: before",
     "now",
+    "a later look: now",
     "memory of a look: before",
     "now",
 )
@@ -41,6 +42,7 @@ def row(layers: int, adapters: str, stages: int, found: dict[str, list[Figures]]
     cells = [str(layers), {"lora": "LoRA", "plain": "all"}[adapters], str(stages)]
     for name, form in (("build", ".2f"), ("loading", ".2f"), ("boundaries", ".2f"), ("look", ".2f"), ("steps a look", ".1f")):
         cells += [in_words([each[name] for each in found[side]], form) for side in (OLD, NEW)]
+    cells.append(in_words([each["later look"] for each in found[NEW]]))
     sizes = [in_words([each["bytes of a look"] / 2**20 for each in found[side]], ".0f") for side in (OLD, NEW)]
     return cells + sizes
 

@@ -189,8 +189,8 @@ def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
 
 def _refuse_layers(model: Model, cluster: Cluster, world: World, device: Device, rank: int) -> None:
     """InputError on every rank if a layer couples samples or keeps state, which the user has not accepted: known before anything
-    is measured, by one rank on its device, which tries the layers that are measured. (The steps that look try those of each
-    stage, on its device.)"""
+    is measured, by one rank on its device, which tries the layers that are measured. (The first step tries all, on the
+    devices that have them.)"""
     fault = None
     if world.rank == rank and model.coupled_layers is None:
         on = torch_device(cluster.device_types[device.type], device.index)

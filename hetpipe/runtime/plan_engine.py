@@ -66,10 +66,13 @@ class PlanEngine(ForwardEngine):
         """Try this process's layers (see `layer_check`) on a few of the replica's samples, of which there are so many."""
 
     def _layers_to_try(self, stage: nn.Sequential, lo: int) -> list[tuple[str, nn.Module]]:
-        """The layers that this look tries of a stage which begins with layer `lo`, by name."""
-        named = named_layers(stage)
-        look = self.steps - self._called + self._called.bit_length()  # a run that resumes begins with others
-        return named if self._model.kinds is None else few_of_each_kind(named, self._model.kinds, lo, look)
+        """The layers that this look tries of a stage which begins with layer `lo`, by name: in the first step all, since layers
+        that look alike may differ in what cannot be compared, and then a few of each kind."""
+        named, kinds = named_layers(stage), self._model.kinds
+        if kinds is None or self._called == 1:
+            return named
+        look = self.steps - self._called + self._called.bit_length()  # a run that resumes goes on with others
+        return few_of_each_kind(named, kinds, lo, look)
 
     def _watch(self, process_groups: Mapping[tuple[int, ...], dist.ProcessGroup], device: torch.device | None = None) -> None:
         """The stage is there: from now on it is looked at whether it stays as it is. `device`: see `GradientSync`."""

@@ -87,6 +87,8 @@ def parse_lora(text: str) -> dict[str, Any]:
             raise InputError(f"{said}: {key} is no part of it: use {option}")
         if "targets" in found and not equals:
             raise InputError(f"{said}: join the names of targets by '+', as in targets=q_proj+v_proj")
+        if not part.strip():
+            raise InputError(f"{said}: nothing stands between two commas, or behind the last")
         if key == NO_LORA:
             raise InputError(f"{said}: {NO_LORA} stands alone, and means that all parameters train")
         if key not in IN_LORA:
