@@ -108,7 +108,7 @@ def step_seconds(chain: nn.Sequential, tokens: Tensor, optimizer: torch.optim.Op
 
 
 def look_seconds(chain: nn.Sequential, tokens: Tensor, stages: int, *, later: bool = False) -> float:
-    """All stages' together, each of which looks at its own layers, as the first step does; a `later` one at a few of each kind."""
+    """All stages' together, each of which looks at its own layers, as the first step does; `later` at a few of each kind."""
     every, given = named_layers(chain), cut_to_try(tokens)
     kinds = trace(chain, tokens).kinds if trace is not None and later else None
     try_layers(every[:1], given)
