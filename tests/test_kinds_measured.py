@@ -175,3 +175,12 @@ def test_layers_of_a_frozen_base_differ_in_their_weights_only(base: Any) -> None
 def test_constants_may_be_parameters_that_do_not_train() -> None:
     net = nn.Sequential(*[nn.Linear(8, 8).requires_grad_(False) for _ in range(9)], nn.Linear(8, 8))
     assert len(chosen(net, trace(net, torch.randn(4, 8)).kinds)) == 10
+
+
+def test_a_sparse_buffer_is_put_back_though_torch_compares_none() -> None:
+    """It ended in torch's own error."""
+    layer = Named(lambda x, own: own.inner(x) @ own.matrix.to_dense(), on=True)
+    layer.register_buffer("matrix", torch.eye(8).to_sparse())
+    before = layer.get_buffer("matrix").to_dense().clone()
+    assert trace(nn.Sequential(linear(), layer, linear()), torch.randn(4, 8)).kinds.first == (0, 1, 2)
+    assert torch.equal(layer.get_buffer("matrix").to_dense(), before)
