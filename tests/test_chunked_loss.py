@@ -228,8 +228,8 @@ def test_what_is_kept_of_a_frozen_head_has_the_features_size() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_under_autocast_the_product_is_low_and_the_softmax_is_not(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives what the plain loss gives: the same logits, rounded to bfloat16. Sums over words then round as float32 does, and
-    gradients, whose products are of bfloat16 in both, by half a unit of it in what is multiplied and once a chunk."""
+    """The chunked loss equals the plain loss: both round the same logits to bfloat16. Sums over words round as float32 does.
+    Gradients, whose products are of bfloat16 in both, differ by half a unit of it in what is multiplied, and once a chunk."""
     monkeypatch.setattr(chunked, "CHUNK", 8)
     head = Head(dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16):

@@ -54,7 +54,7 @@ def test_a_checkpoint_of_fastspeed(tmp_path: Path, zipped: bool) -> None:
 @pytest.mark.parametrize("part", ["config.json", "model.safetensors", "model.safetensors.index.json"])
 @pytest.mark.parametrize("model", ["gpt2", "llama", "bert", "t5"])
 def test_a_folder_of_transformers(tmp_path: Path, model: str, part: str) -> None:
-    """Of one model all three parts are changed, of the others what is their own."""
+    """All three parts of one model are mutated; of other models only the configuration, since the rest is read alike."""
     if model != "gpt2" and part != "config.json":
         pytest.skip("these parts are read alike for all models")
     folder = tmp_path / "folder"

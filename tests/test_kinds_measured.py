@@ -172,13 +172,23 @@ def test_layers_of_a_frozen_base_differ_in_their_weights_only(base: Any) -> None
     assert len(chosen(net, trace(net, torch.randn(4, 64)).kinds)) < 7
 
 
+def test_layers_with_sparse_tensors_are_all_tried() -> None:
+    """Their numbers are not hashed."""
+    layers = [nn.Linear(8, 8) for _ in range(9)]
+    for layer in layers:
+        layer.register_buffer("matrix", torch.eye(8).to_sparse())
+    kinds = trace(nn.Sequential(*layers), torch.randn(4, 8)).kinds
+    assert len(kinds.measured) < 9
+    assert len(chosen(layers, kinds)) == 9
+
+
 def test_constants_may_be_parameters_that_do_not_train() -> None:
     net = nn.Sequential(*[nn.Linear(8, 8).requires_grad_(False) for _ in range(9)], nn.Linear(8, 8))
     assert len(chosen(net, trace(net, torch.randn(4, 8)).kinds)) == 10
 
 
 def test_a_sparse_buffer_is_put_back_though_torch_compares_none() -> None:
-    """It ended in torch's own error."""
+    """A trace of such a layer ended in an error of torch."""
     layer = Named(lambda x, own: own.inner(x) @ own.matrix.to_dense(), on=True)
     layer.register_buffer("matrix", torch.eye(8).to_sparse())
     before = layer.get_buffer("matrix").to_dense().clone()

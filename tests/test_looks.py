@@ -22,17 +22,7 @@ from hetpipe.layers.trials.rows import cut_to_try
 from hetpipe.layers.trials.still import Still
 from hetpipe.layers.untouched.kept import _Walk, kept
 from hetpipe.layers.weights import materialise
-
-SIZES: dict[str, Any] = dict(
-    type="qwen3",
-    hidden_size=16,
-    intermediate_size=32,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    vocab_size=32,
-    max_position_embeddings=64,
-)
+from tests.support.kinds import SIZES
 
 
 def chain(layers: int, *, lora: bool = False) -> nn.Sequential:

@@ -281,8 +281,8 @@ def stop_compiling(*, wait: bool = False) -> None:
 
 
 def compile_when_idle() -> None:
-    """Let the process beside go on where a processor has nothing else to do. (Each start would begin again with what takes longer
-    to compile than a plan to make.)"""
+    """Let the process beside continue whenever a processor is idle. (If it ended with the plan, each start would compile the
+    same function from its beginning.)"""
     try:
         if is_compiling() and _IDLE is not None:
             os.sched_setscheduler(_beside[0].pid, _IDLE, os.sched_param(0))

@@ -128,7 +128,6 @@ class PlanSection(PlanRules):
 
 # Keys of `train` that earlier versions had, with the one value that says what is done today.
 GONE: dict[str, Any] = {"gradient_sums": "exact"}
-_MISSING = object()
 
 
 class TrainSection(Strict):
@@ -168,11 +167,16 @@ class TrainSection(Strict):
     @model_validator(mode="before")
     @classmethod
     def _known_precision(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and (faults := precision_faults(data.get("precision"))):
+            raise Faults(faults)
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone_keys(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        if faults := precision_faults(data.get("precision")):
-            raise Faults(faults)
-        return {key: value for key, value in data.items() if GONE.get(key, _MISSING) != value}
+        return {key: value for key, value in data.items() if key not in GONE or value != GONE[key]}
 
     @model_validator(mode="after")
     def _one_type(self) -> Self:

@@ -27,7 +27,7 @@ from hetpipe.layers.trials.compare import ALIKE, FEW_NUMBERS, MEAN_TOLERANCE, NO
 from hetpipe.layers.trials.rows import TrialRows
 from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
 from hetpipe.layers.untouched.kept import remember
-from hetpipe.layers.untouched.kinds import Kinds, structure
+from hetpipe.layers.untouched.kinds import Kinds, Same, structure
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly, fingerprint
 
@@ -69,9 +69,9 @@ def try_layers(
 def few_of_each_kind(
     layers: Sequence[tuple[str, nn.Module]], kinds: Kinds, lo: int = 0, look: int = 0
 ) -> list[tuple[str, nn.Module]]:
-    """The layers to try of a chain's layers from `lo` on, with their names: four of each kind, in each look another fourth. Those
-    of a kind are alike by now, too, with the same numbers in all tensors but their weights: such may say which samples a layer
-    couples. Where that cannot be told all are tried."""
+    """Choose the layers to try of a chain's layers from `lo` on, with their names: four of each kind, another fourth each time.
+    Layers of a kind must still be alike, and have the same numbers in all tensors but their weights, since such numbers may
+    say which samples a layer couples. If layers cannot be compared, all are tried."""
     try:
         adapted = adapter_of(layer for _, layer in layers) is not None
         alike = [(kinds.first[lo + at], _as_it_is(layer, adapted)) for at, (_, layer) in enumerate(layers)]
@@ -350,8 +350,9 @@ def _as_it_is(layer: nn.Module, adapted: bool) -> Hashable:
     }
 
     def numbers(tensor: Tensor) -> Hashable:
-        known = tensor.layout == torch.strided and not tensor.is_meta and id(tensor) not in weights
-        return int(fingerprint([tensor.detach()])) if known else None
+        if tensor.is_meta or id(tensor) in weights:
+            return None
+        return int(fingerprint([tensor.detach()])) if tensor.layout == torch.strided else Same(tensor)
 
     return structure(layer, numbers)
 

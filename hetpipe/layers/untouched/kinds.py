@@ -49,8 +49,8 @@ class Kinds:
         return self.few()
 
     def few(self, turn: int = 0) -> tuple[int, ...]:
-        """Of a kind the first layer, the one in the middle, the last, and one more by `turn`; and all layers that do not give
-        what they are given."""
+        """Choose a few layers: the first, the middle and the last one of each kind, and one more by `turn`; and all layers whose
+        output differs in shape or type from their input."""
         chosen = {index for index in range(len(self.first)) if index not in self.steady}
         for members in self._members().values():
             chosen |= {members[0], members[len(members) // 2], members[-1], members[turn % len(members)]}
