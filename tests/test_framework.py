@@ -22,8 +22,8 @@ from hetpipe.spec.cluster import Cluster, RuntimeOverhead
 from hetpipe.spec.clusters.assumed import ALLOCATOR_FACTOR, MIB, told_of, with_assumed
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.overhead import DeviceOverhead
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.overhead import DeviceOverhead
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.strategies import make_cluster, make_profile
 

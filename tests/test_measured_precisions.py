@@ -26,8 +26,8 @@ from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster, Emulate
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.number_types import NumberTypes, Precision
-from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.spec.precisions import PrecisionChoice
 from hetpipe.spec.profile import Profile
 from hetpipe.training.session import _emulation
 from tests.support.strategies import make_cluster, make_profile

@@ -18,9 +18,9 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.overhead import DeviceOverhead
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.overhead import DeviceOverhead
 from tests.support import ranks
 from tests.support.jobs import MLP, POINTS, Folder, train
 from tests.support.runs import trained

@@ -22,16 +22,15 @@ from hetpipe.planning import registry
 from hetpipe.planning.planner import note_of_precisions
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
-from hetpipe.runtime.backends import check_backend
 from hetpipe.show.report import plan_table
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, ProfileSection
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import parse_precision
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.precisions import parse_precision, turns
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.torch_named import TorchNamed
-from hetpipe.training.session import Request, Setting, _emulation, _new_plan, _try_plan, with_precision
+from hetpipe.training.session import Request, Setting, _emulation, _new_plan, _try_plan
 from tests.support.commands import Command
 from tests.support.jobs import Folder
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
@@ -255,16 +254,12 @@ class TestShortOfMemory:
         """fp32 where few samples leave less than copies of weights in fp16 take, and not where fp16 takes less anyway."""
         fast: dict[str, dict[Precision, float]] = {"a": {"fp32": 4.0, "fp16": 1.0, "bf16": 1.0}, "b": {"fp32": 2.0, "fp16": 1.0}}
         own = profile(SAVED, fast)
-        chosen = PlanOptions(precision="auto").in_turn(own, CLUSTER)
-        assert [one.precision for one in chosen] == [{"a": "bf16", "b": "fp16"}]
+        chosen = turns("auto", own, CLUSTER)
+        assert chosen == [{"a": "bf16", "b": "fp16"}]
         copies = {"cast_bytes": (1000,) * 4}
         casting = [m if m.precision == "fp32" else m.model_copy(update=copies) for m in own.measurements]
-        chosen = PlanOptions(precision="auto").in_turn(own.model_copy(update={"measurements": tuple(casting)}), CLUSTER)
-        assert [one.precision for one in chosen] == [
-            {"a": "bf16", "b": "fp16"},
-            {"a": "bf16", "b": "fp32"},
-            {"a": "fp32", "b": "fp32"},
-        ]
+        chosen = turns("auto", own.model_copy(update={"measurements": tuple(casting)}), CLUSTER)
+        assert chosen == [{"a": "bf16", "b": "fp16"}, {"a": "bf16", "b": "fp32"}, {"a": "fp32", "b": "fp32"}]
 
     def test_the_command_says_so(self, run: Command, tmp_path: Path) -> None:
         profile(SAVED, PASCAL).save(tmp_path / "profile.json")
@@ -341,21 +336,8 @@ def test_the_command_line() -> None:
         parse_precision("a=fp16,auto")
 
 
-def test_a_plan_says_what_is_trained_unless_a_call_says_another() -> None:
+def test_wrap_refuses_precisions_that_nobody_can_tell() -> None:
     plan = make_plan(profile(), CLUSTER, 8, precision="auto", partitioner="even")
-    check_backend("torch", plan)
-    setting = Setting.__new__(Setting)
-    object.__setattr__(setting, "cluster", CLUSTER)
-    at = PlanOptions().changed
-    assert with_precision(plan, setting, PlanOptions()) == plan
-    assert with_precision(plan, setting, at({"precision": "auto"})) == plan
-    assert with_precision(plan, setting, at({"precision": {"a": "fp16", "b": "fp32"}})) == plan
-    with pytest.raises(InputError, match="the plan computes in fp16 on 'a', but precision says bf16: leave precision out, or pl"):
-        with_precision(plan, setting, at({"precision": "bf16"}))
-    plain = plan.model_copy(update={"precision": None})
-    assert with_precision(plain, setting, at({"precision": "auto"})).precision is None, "before anything is measured"
-    assert with_precision(plain, setting, at({"precision": "auto"}), profile()).precision == {"a": "fp16", "b": "fp32"}
-    assert with_precision(plain, setting, PlanOptions(), profile()).precision == {"a": "fp32", "b": "fp32"}
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
     for wrong, told in (
         ("auto", r"known once it is measured: hetpipe.auto\(…, precision='auto'\) does that"),

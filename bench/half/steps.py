@@ -30,8 +30,8 @@ from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.precisions import PrecisionChoice
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import WARMUP_STEPS
 

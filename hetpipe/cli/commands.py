@@ -38,8 +38,9 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.assumed import is_assumed, told_of
 from hetpipe.spec.clusters.catalogue import Catalogue, choice_of, load_choice
 from hetpipe.spec.job import LOG_FILES, Job
-from hetpipe.spec.options import EffortChoice, PlanOptions, ScheduleChoice, parse_precision
+from hetpipe.spec.options import EffortChoice, PlanOptions, ScheduleChoice
 from hetpipe.spec.plan import Backend, Plan
+from hetpipe.spec.precisions import parse_precision
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Cards
 

@@ -14,7 +14,7 @@ from hetpipe.language.packing import pack
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job, apply_settings
 from hetpipe.spec.number_types import TYPE_OF
-from hetpipe.spec.options import parse_precision
+from hetpipe.spec.precisions import parse_precision
 from hetpipe.spec.sections.adapter import Base
 
 SOURCE = "the job of this command"

@@ -25,7 +25,7 @@ from hetpipe.processes.progress import Activity, say, warn
 from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.options import PrecisionChoice
+from hetpipe.spec.precisions import PrecisionChoice
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.torch_named import TorchNamed
 

@@ -19,7 +19,7 @@ from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.backends import drives_a_replica
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Backend
+from hetpipe.spec.plan import Backend, Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.profiles.measurement import Measurement
 
@@ -162,6 +162,14 @@ def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile
             }
         ),
     )
+
+
+def with_own_types(plan: Plan, merged: Cluster, cluster: Cluster) -> Plan:
+    """The plan with its precisions by the types of the cluster, of which some were one in what was planned for."""
+    said = plan.precision or {}
+    kinds = {cluster.device(device).type: merged.device(device).type for device in plan.device_ids}
+    own = {kind: said[planned] for kind, planned in kinds.items() if planned in said}
+    return plan.model_copy(update={"precision": own or None})
 
 
 def _agree(ones: Sequence[Measurement], others: Sequence[Measurement]) -> bool:

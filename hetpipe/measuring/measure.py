@@ -30,9 +30,9 @@ from hetpipe.processes.world import World
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PrecisionChoice
-from hetpipe.spec.overhead import DeviceOverhead
+from hetpipe.spec.precisions import PrecisionChoice
 from hetpipe.spec.profile import Profile
+from hetpipe.spec.profiles.overhead import DeviceOverhead
 
 HOST = "host"  # the tables by which emulated devices are paced
 Hosts = dict[Precision | None, Measured]

@@ -26,7 +26,7 @@ from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.executor import StageRun
 from hetpipe.runtime.stages.transfers import Room
-from hetpipe.spec.overhead import DeviceOverhead
+from hetpipe.spec.profiles.overhead import DeviceOverhead
 
 REPEATS, MICROBATCHES = 7, 32
 CPU_WIDTH, CUDA_WIDTH = 8, 2048  # of the layer by which actions are timed: on a card one to hide behind

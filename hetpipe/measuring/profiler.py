@@ -39,10 +39,10 @@ from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 from hetpipe.spec.cluster import AdapterOf, LinkBetween
 from hetpipe.spec.number_types import NumberTypes, Precision
-from hetpipe.spec.overhead import DeviceOverhead
 from hetpipe.spec.profile import OptimizerProfile, Profile
 from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.spec.profiles.measurement import Measurement
+from hetpipe.spec.profiles.overhead import DeviceOverhead
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]

@@ -6,7 +6,7 @@
 3. A row is *dominated* if a plan in hand of another row is at most as slow as this row's least step, and at most as dear as its
    least price: no plan of it could be on the front, so none is searched.
 4. Else its sub-cluster is planned, with its share of most of the time; where memory is too short and the precision is "auto",
-   again at other precisions (`hetpipe.spec.options.in_turn`). Fewer nodes are part of more: a plan for them serves the
+   again at other precisions (`hetpipe.spec.precisions.turns`). Fewer nodes are part of more: a plan for them serves the
    larger sub-cluster too, and a bound for the larger one holds for the smaller.
 5. The rest of the time is for rows whose search was cut short: first those on the front, then others that their bounds allow
    there.
@@ -38,6 +38,7 @@ from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.catalogue import Catalogue, Choice, Counts, choice_of
 from hetpipe.spec.options import LIMITS, PlanOptions
 from hetpipe.spec.plan import Plan, Proof
+from hetpipe.spec.precisions import turns
 from hetpipe.spec.profile import Profile
 
 SECONDS = 50.0  # for all together, where no limit is given
@@ -144,7 +145,9 @@ class FrontSearch:
     ) -> None:
         self.profile, self.choice, self.options, self.progress = profile, choice, options, progress
         self.each = options.model_copy(update=dict.fromkeys(LIMITS))  # what limits the front does not limit each row's plan
-        self.whole = Problem.of(profile, choice.whole(), global_batch, self.each)
+        whole = choice.whole()
+        self.fastest = turns(options.precision, profile, whole)[0]
+        self.whole = Problem.of(profile.at(self.fastest), whole, global_batch, self.each)
         if self.each.allow_offload:  # wherever a row's devices can
             self.each = self.each.model_copy(update={"allow_offload": None})
         seconds = options.time_limit_seconds or max(SECONDS, LEAST_SECONDS * choice.size)
@@ -202,8 +205,8 @@ class FrontSearch:
 
     def item(self, counts: Counts, bounds: dict[tuple[tuple[str, int], ...], float]) -> SubCluster:
         """A sub-cluster with its fluid bound (the same for the same devices); closed if that is over a limit."""
-        own = Problem.of(self.profile, self.choice.cluster(counts), self.whole.global_batch, self.each)
-        cluster, problem = own.cluster, replace(own, profile=self.whole.profile)  # of types that the item lacks, too
+        problem = Problem.of(self.whole.profile, self.choice.cluster(counts), self.whole.global_batch, self.each)
+        cluster = problem.cluster
         key = tuple(sorted(devices_of(cluster).items()))
         if key not in bounds:
             bounds[key] = fluid_bound(problem)
@@ -267,13 +270,11 @@ class FrontSearch:
 
     def at_other_precisions(self, item: SubCluster) -> bool:
         """Whether memory is too short for an item at its precisions, and "auto" has others for it."""
-        turns = self.options.in_turn(self.profile, item.problem.cluster)
+        choices = turns(self.options.precision, self.profile, item.problem.cluster)
         item.turn += 1
-        if item.turn >= len(turns):
+        if item.turn >= len(choices):
             return False
-        fastest = self.options.precisions(self.profile, self.whole.cluster)  # of types that the item lacks, too
-        chosen = turns[item.turn].precisions(self.profile, item.problem.cluster)
-        item.problem = replace(item.problem, profile=self.profile.at({**fastest, **chosen}))
+        item.problem = replace(item.problem, profile=self.profile.at({**self.fastest, **choices[item.turn]}))
         item.bound, item.proof = fluid_bound(item.problem), "fluid"
         return True
 

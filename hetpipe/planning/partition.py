@@ -110,12 +110,11 @@ class Problem:
         progress: Callable[[str], None] | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Problem:
-        """The problem of these options: of the profile the measurements at the precisions that they choose; on the cluster what
-        the framework takes, assumed where neither the file nor a `memory_reserve` says it."""
+        """The problem of these options, with a profile that has one precision of each device type; on the cluster what the
+        framework takes, assumed where neither the file nor a `memory_reserve` says it."""
         offloads = offload_allowed(options, profile, cluster)
         decided = {**dict(options), "memory_reserve": options.reserve(cluster), "allow_offload": offloads}
         own = {name: decided[name] for name in PlanOptions.model_fields if name not in ("partitioner", "precision")}
-        profile = profile.at(options.precisions(profile, cluster))
         if options.memory_reserve is None:
             cluster = with_assumed(cluster, profile)
         told = {"progress": progress, "stopped": stopped}

@@ -18,6 +18,7 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan, Prediction, Proof
+from hetpipe.spec.precisions import turns
 from hetpipe.spec.profile import Profile
 
 LIMIT_SLACK = 1 + 1e-9  # sums in another order
@@ -37,7 +38,7 @@ def make_plan(
     """The plan of the partitioner that the options name, with its prediction. `changes` are options by their names:
     `make_plan(profile, cluster, 64, partitioner="fasop")`. `progress` is told what the search knows so far; when `stopped`
     says so, it ends, and the best plan so far is the answer. Where the precision is "auto" and memory is too short for a plan at
-    the fastest, others that are safe are tried (`in_turn` of `hetpipe.spec.options`); the time limit is for all together.
+    the fastest, others that are safe are tried (`turns` of `hetpipe.spec.precisions`); the time limit is for all together.
     InputError if an argument is wrong, PartitionError if no plan fits, none was found in time, or the partitioner's own breaks a
     limit."""
     options = options.changed(changes)
@@ -47,15 +48,15 @@ def make_plan(
         raise InputError(
             "deadline_seconds_per_step asks for the cheapest plan, but no device type of the cluster has a price_per_hour"
         )
-    began, (*first, last) = time.monotonic(), options.in_turn(profile, cluster)
+    began, (*first, last) = time.monotonic(), turns(options.precision, profile, cluster)
     for each in first:
-        problem = Problem.of(profile, cluster, global_batch, _in_time(each, began), progress, stopped)
+        problem = Problem.of(profile.at(each), cluster, global_batch, _in_time(options, began), progress, stopped)
         try:
             return with_prediction(solve(found, problem), problem)
         except PartitionError as error:
             if error.missing_bytes is None:
                 raise
-    problem = Problem.of(profile, cluster, global_batch, _in_time(last, began), progress, stopped)
+    problem = Problem.of(profile.at(last), cluster, global_batch, _in_time(options, began), progress, stopped)
     return with_prediction(solve(found, problem), problem)
 
 
@@ -71,7 +72,7 @@ def note_of_precisions(plan: Plan, profile: Profile, cluster: Cluster, options: 
     these, or at none, since the profile does not say at which it was measured."""
     if options.precision != "auto":
         return None
-    fastest, planned = options.precisions(profile, cluster), plan.precision or {}
+    fastest, planned = turns("auto", profile, cluster)[0], plan.precision or {}
     if not planned:
         return (
             "the profile does not say at which precision it was measured, so 'auto' chooses none; "

@@ -16,8 +16,9 @@ from hetpipe.files.writing import check_folder, check_output
 from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.number_types import TYPE_OF, Frozen, Held
-from hetpipe.spec.options import PlanOptions, PlanRules, PrecisionChoice, precision_faults
+from hetpipe.spec.options import PlanOptions, PlanRules
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.precisions import PrecisionChoice, in_job, precision_faults, turns
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.adapter import AdapterSection
 from hetpipe.spec.sections.export import ExportSection
@@ -305,9 +306,9 @@ class Job(Document):
         plan = Plan.load(self.plan.file) if self.plan.file is not None else None
         if cluster is not None and profile is not None:
             joined = profile.joined(cluster)
-            planned = (plan.precision if plan is not None else None) or {}  # of the types that it uses
-            chosen = (PlanOptions() if planned else self.planning).trained(profile, joined)
-            profile = profile.at(chosen | {kind: p for kind, p in planned.items() if kind in joined.device_types})
+            planned = plan.precision if plan is not None else None  # of the types that it uses
+            asked = {k: p for k, p in planned.items() if k in joined.device_types} if planned else self.train.precision
+            profile = profile.at(turns(in_job(asked, profile, joined), profile, joined)[0])
             profile.check(joined)
         if plan is not None:
             plan.check(cluster=cluster, profile=profile, global_batch=self.train.global_batch, source=str(self.plan.file))

@@ -15,9 +15,9 @@ from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
 from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.overhead import DeviceOverhead
 from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.spec.profiles.measurement import OWN_BYTES, Array, Measurement
+from hetpipe.spec.profiles.overhead import DeviceOverhead
 from hetpipe.spec.profiles.tie import Tie
 
 HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping

@@ -23,7 +23,7 @@ from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, stays, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
-from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again
+from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again, with_own_types
 from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.compiled import compile_when_idle
 from hetpipe.predict.cost import Costs
@@ -39,6 +39,7 @@ from hetpipe.spec.job import Job, ProfileSection
 from hetpipe.spec.number_types import AS_BUILT, NumberType, NumberTypes
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Backend, Plan
+from hetpipe.spec.precisions import HeldTypes, decide, in_job, without_full
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.torch_named import TorchNamed
 
@@ -61,6 +62,20 @@ class Setting:
         if precision is not None:
             return NumberTypes.at(precision)
         return AS_BUILT if self.held is None else NumberTypes.of(self.held)
+
+    @property
+    def held_types(self) -> HeldTypes:
+        """In which number types the model holds its parameters."""
+        low = frozenset(frozen_low(self.model.layers))
+        if self.held is not None:
+            return HeldTypes(frozenset((self.held,)), low, said=True)
+        built = {type_name(p.dtype) for p in self.model.layers.parameters() if p.is_floating_point() and not stays(p)}
+        return HeldTypes(frozenset(built) - low, low)
+
+    def decided(self, plan: Plan, options: PlanOptions, profile: Profile | None = None) -> Plan:
+        """The plan with what its devices compute in (see `decide`)."""
+        precision = decide(options.precision, plan, profile, self.cluster, self.held_types)
+        return plan.model_copy(update={"precision": precision})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +179,13 @@ def open_session(job: Job) -> Session:
 def prepare(setting: Setting, request: Request, plan: Plan | None = None, profile: Profile | None = None) -> tuple[Plan, Profile]:
     """The plan and the profile that it is for: those given, those of the files, or measured and planned anew. A fault in a plan
     file is known before anything is measured. Collective."""
-    plan = plan or _plan_of_file(setting, request)
-    if plan is not None and plan.precision is not None:
-        request = replace(request, options=request.options.changed({"precision": plan.precision}))
-    profile = profile or obtain_profile(setting, request)
-    plan = with_precision(plan or _new_plan(setting, profile, request), setting, request.options, profile)
-    return plan.model_copy(update={"backend": request.options.backend}), profile  # whatever it was made for
+    options = request.options
+    if (plan := plan or _plan_of_file(setting, request)) is not None:
+        setting.decided(plan, options)  # says what does not go together
+        options = options.changed({"precision": plan.precision or options.precision})
+    profile = profile or obtain_profile(setting, replace(request, options=options))
+    plan = setting.decided(plan or _new_plan(setting, profile, request), options, profile)
+    return plan.model_copy(update={"backend": options.backend}), profile  # whatever it was made for
 
 
 def obtain_profile(setting: Setting, request: Request, *, fresh: bool = False) -> Profile:
@@ -224,25 +240,6 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
     plan = Plan.load(request.plan)
     plan.check(cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan)
     check_backend(request.options.backend, plan)
-    with_precision(plan, setting, request.options)  # says what does not go together
-    return plan
-
-
-def with_precision(plan: Plan, setting: Setting, options: PlanOptions, profile: Profile | None = None) -> Plan:
-    """The plan with the precisions of the options where it says none. InputError if it says others. What "auto" is, and what is
-    trained where neither says any, is known with the profile."""
-    if options.precision == "auto" and (profile is None or plan.precision is not None):
-        return plan
-    wanted = options.precisions(profile, setting.cluster)
-    if plan.precision is None:
-        wanted = options.trained(profile, setting.cluster) if profile is not None else wanted
-        return plan.model_copy(update={"precision": wanted or None})
-    for kind in dict.fromkeys(setting.cluster.device(device).type for device in plan.device_ids):
-        planned, asked = plan.precision.get(kind, "fp32"), wanted.get(kind, "fp32")
-        if wanted and planned != asked:
-            raise InputError(
-                f"the plan computes in {planned} on {kind!r}, but precision says {asked}: leave precision out, or plan anew"
-            )
     return plan
 
 
@@ -251,38 +248,21 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     outcome: Any = None
     if setting.world.is_main:
         if request.options.precision == "auto" and frozen_low(setting.model.layers):
-            profile = _in_half(profile)
+            profile = without_full(profile)
         named = isinstance(request.options.precision, Mapping)  # types by the names that they were found with
         merged = one_type_again(setting.cluster, profile) if setting.found and not named else (setting.cluster, profile)
         outcome = _try_plan(profile=merged[1], cluster=merged[0], request=request)
         if isinstance(outcome, Plan):
-            outcome = _with_own_types(outcome, merged[0], setting.cluster).model_dump(mode="json")
+            outcome = with_own_types(outcome, merged[0], setting.cluster).model_dump(mode="json")
     outcome = setting.world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
 
 
-def _in_half(profile: Profile) -> Profile:
-    """Without fp32 of device types that have half precision: for parameters that are held in it (see `_check_parameters`)."""
-    able = {m.device_type for m in profile.measurements if m.precision not in (None, "fp32")}
-    kept = tuple(m for m in profile.measurements if m.precision != "fp32" or m.device_type not in able)
-    return profile.model_copy(update={"measurements": kept})
-
-
-def _with_own_types(plan: Plan, merged: Cluster, cluster: Cluster) -> Plan:
-    """The plan with its precisions by the types of the cluster, of which some were one in what was planned for."""
-    said = plan.precision or {}
-    kinds = {cluster.device(device).type: merged.device(device).type for device in plan.device_ids}
-    own = {kind: said[planned] for kind, planned in kinds.items() if planned in said}
-    return plan.model_copy(update={"precision": own or None})
-
-
 def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Plan | Exception:
     try:
-        options = request.options
-        if options.precision != "auto":
-            options = options.changed({"precision": options.trained(profile, cluster) or None})
+        options = request.options.changed({"precision": in_job(request.options.precision, profile, cluster)})
         try:
             with Activity("planning") as activity:
                 plan = make_plan(profile, cluster, request.global_batch, options, progress=activity.say)
@@ -302,7 +282,6 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
     if profile is not None:
         plan.check(cluster=cluster, profile=profile, layers=len(model.layers))
     check_backend(backend, plan)
-    _check_parameters(setting, plan)
     world = seat(setting.world, backend, plan)
     if world.device_id in plan.device_ids:
         describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
@@ -322,31 +301,6 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
         engine.seed = setting.seed
         describe_with(engine.place, lambda: engine.doing, lambda: engine.waits)
     return engine
-
-
-def _check_parameters(setting: Setting, plan: Plan) -> None:
-    """InputError if a plan that says what devices compute in is for parameters of another type than float32, or some devices
-    would compute in float32 with parameters that are held in fewer bits."""
-    layers = setting.model.layers
-    low = frozen_low(layers)
-    held = (
-        {setting.held}
-        if setting.held is not None
-        else {type_name(p.dtype) for p in layers.parameters() if p.is_floating_point() and not stays(p)} - low
-    )
-    if plan.precision and (others := sorted(held - {"float32"})):
-        told = ", ".join(f"{precision} on {kind!r}" for kind, precision in plan.precision.items())
-        raise InputError(
-            f"the plan computes in {told}, which is of matrix products of parameters in float32, but parameters are "
-            f"{others[0]}: train them in float32, or plan without a precision"
-        )
-    full = [d for d in plan.device_ids if low and not setting.types(plan, d).casts]
-    if full and (setting.held is not None or plan.precision):
-        raise InputError(
-            f"parameters that do not train are held in {sorted(low)[0]}, but device {full[0]} computes in float32, for which "
-            "they would have to be float32: let all devices compute in bf16 or fp16 (train.precision, or precision= of "
-            "hetpipe.wrap), or hold these parameters in float32 (train.frozen_dtype)"
-        )
 
 
 def used_ranks(setting: Setting, plan: Plan) -> list[int]:

@@ -18,8 +18,8 @@ from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.spec.cluster import Cluster, Device
 from hetpipe.spec.job import Job
-from hetpipe.spec.options import PrecisionChoice
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.precisions import PrecisionChoice
 from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Request, obtain_profile, open_session, prepare

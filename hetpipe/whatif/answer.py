@@ -18,8 +18,9 @@ from hetpipe.partitioners.memory_fit.obstacle import fits
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.cluster import Cluster, Link
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PlanOptions, PrecisionChoice
+from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Plan
+from hetpipe.spec.precisions import PrecisionChoice
 from hetpipe.spec.profile import Profile
 from hetpipe.study.changes import AS_IT_IS, carried_plan, same_plan
 from hetpipe.study.rules import plan_with

@@ -8,7 +8,9 @@ from typing import NamedTuple, get_args
 from hetpipe.files.messages import InputError, shown
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PlanOptions, PrecisionChoice, in_turn, parse_precision
+from hetpipe.spec.options import PlanOptions
+from hetpipe.spec.precisions import PrecisionChoice, in_turn, parse_precision
+from hetpipe.spec.precisions import turns as turns_of
 from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Card, Cards
 
@@ -49,8 +51,7 @@ def choose(choice: PrecisionChoice, profile: Profile, cluster: Cluster, cards: M
         cannot = "; ".join(_cannot(card, cards[card], p) for card, p in wrong.items())
         able = ",".join(f"{card}={cards[card].precisions[-1]}" for card in wrong)
         raise InputError(f"--precision: {cannot}. Write --precision auto, or what these can compute in: --precision {able}")
-    fastest = PlanOptions(precision="auto").precisions(profile, cluster) if len(given) < len(kinds) else {}
-    return {**fastest, **given}
+    return turns_of(given, profile, cluster, others_auto=True)[0]
 
 
 def turns(
@@ -60,8 +61,7 @@ def turns(
     if isinstance(choice, str) and choice != "auto":
         return [dict(chosen)]
     asked = choice if isinstance(choice, Mapping) else {}
-    free = {kind: chosen[kind] for kind in kinds if kind in chosen and kind not in asked}
-    return [{**chosen, **each} for each in in_turn(profile, free)]
+    return in_turn(profile, chosen, [kind for kind in kinds if kind in chosen and kind not in asked])
 
 
 def _cannot(name: str, card: Card, precision: Precision) -> str:

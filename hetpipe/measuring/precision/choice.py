@@ -17,7 +17,7 @@ from hetpipe.layers.numbers import type_name
 from hetpipe.processes.cards import Capability
 from hetpipe.spec.cluster import Cluster, Emulate
 from hetpipe.spec.number_types import TYPE_OF, Precision
-from hetpipe.spec.options import PlanOptions, PrecisionChoice
+from hetpipe.spec.precisions import PrecisionChoice, named
 
 FIRST_WITH: Mapping[Precision, Capability] = {"fp32": (0, 0), "fp16": (5, 3), "bf16": (8, 0)}
 FAST_ON_CPUS: tuple[Precision, ...] = ("fp32", "bf16")  # products of fp16 take a hundred times as long there
@@ -64,8 +64,8 @@ def chosen_precisions(
         return dict.fromkeys(found, (None,))
     if choice == "auto":
         return {kind: of.unasked for kind, of in found.items()}
-    named = PlanOptions(precision=choice).precisions(None, cluster)
-    wanted: dict[str, Precision] = {kind: named.get(kind, "fp32") for kind in found}
+    asked = named(choice, cluster)
+    wanted: dict[str, Precision] = {kind: asked.get(kind, "fp32") for kind in found}
     faults = [
         f"device type {kind!r} cannot compute in {wanted[kind]}: it is {of.what}, which has {', '.join(of.can)}"
         if cluster.device_types[kind].emulate is None

@@ -23,7 +23,7 @@ from hetpipe.spec.job import BatchNorm, CoupledLayers
 from hetpipe.spec.number_types import Precision
 from hetpipe.spec.options import PlanOptions
 from hetpipe.spec.plan import Backend, Plan
-from hetpipe.training.session import Setting, join, with_precision
+from hetpipe.training.session import Setting, join
 
 ANY = "any"  # the device type of a plan without a cluster
 FULL: Precision = "fp32"
@@ -140,7 +140,7 @@ def _at_precision(plan: Plan, precision: OwnPrecision | Literal["auto"], setting
     else:
         plan.check(cluster=cluster)
         precision = {**dict.fromkeys(cluster.device_types, FULL), **by_type} if by_type is not None else precision
-    return with_precision(plan, setting, PlanOptions().changed({"precision": precision}))
+    return setting.decided(plan, PlanOptions().changed({"precision": precision}))
 
 
 def check_same_model(engine: PlanEngine) -> None:
