@@ -15,6 +15,7 @@ from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.measuring import overhead as measuring
 from hetpipe.measuring.measure import profile_cluster
 from hetpipe.measuring.traffic import Flow
+from hetpipe.planning.planner import make_plan as planned
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.world import World
 from hetpipe.show.tables import beside_table, profile_table
@@ -162,3 +163,20 @@ def test_a_profile_says_what_trains_where_not_all_does() -> None:
         table = profile_table(make_profile({"a": [1.0] * 2}, layers=rows))
         columns = {str(column.header): list(column.cells) for column in table.columns}
         assert columns.get("of these train") == trained
+
+
+def test_plans_keep_to_the_memory_that_a_device_was_found_to_have() -> None:
+    """Of a type that ran out, less than its cluster says; never more; the least where it was found twice."""
+    cluster = make_cluster([{"a": 1, "b": 1}], memory=10_000)
+    plain = make_profile({"a": [1.0] * 4, "b": [1.0] * 4}, layer={"parameter_bytes": 500, "saved_bytes_per_sample": 10})
+    limited = plain.limited("a", 2_500).limited("a", 5_000)
+    assert {name: kind.memory for name, kind in limited.joined(cluster).device_types.items()} == {"a": 2_500, "b": 10_000}
+    assert plain.limited("a", 20_000).joined(cluster) == plain.joined(cluster)
+    assert Profile.parse(limited.model_dump(mode="json"), "itself") == limited
+
+    def peak(profile: Profile) -> int:
+        found = planned(profile, cluster, 8, memory_reserve=0.0).predicted
+        assert found is not None
+        return found.peak_bytes.get("n0/0", 0)
+
+    assert peak(limited) <= 2_500 < peak(plain)

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from hetpipe.building.build import build_model
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.standby import Standby
+from hetpipe.processes.world import World as RealWorld
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from hetpipe.training.legs import Carried, hand_over, leg
-from hetpipe.training.loop import Loop
-from hetpipe.training.session import open_session
+from hetpipe.training.director import Event, Leg
+from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere
+from hetpipe.training.trainer import Trainer
 from tests.support.jobs import Folder, train
 from tests.support.ranks import World, cluster_of, run_ranks
 from tests.support.runs import trained
@@ -33,35 +32,45 @@ TIED: dict[str, Any] = {"target": "tests.support.user_parts:tied"}
 TWO_OF_THREE = [{"cuts": [3, 3], "sizes": [6, 6], "devices": ["n1/0", "n0/1"]}]
 
 
-def three_legs(job: Job, plans: list[Plan], profile: Profile) -> dict[str, Any]:
-    """The last leg saves; what this rank saw."""
-    session = open_session(job)
-    done, carried, losses, groups = 0, None, list[float](), [_groups()]
-    for plan, end in zip(plans, ENDS, strict=True):
-        part = {"train": job.train.model_copy(update={"steps": end})} | ({"checkpoint": None} if end != ENDS[-1] else {})
-        session = replace(session, model=build_model(job, session.data.train, session.data.names))
-        with leg(session, plan, profile) as engine:
-            loop = Loop(job.model_copy(update=part), session, engine) if engine is not None else None
-            if end != ENDS[0]:
-                done = hand_over(carried, loop.state if loop is not None else None, session.world)
-            carried = None
-            if loop is not None:
-                loop.done = done
-                losses += loop.run().losses
-                carried = Carried.of(loop.state)
-            groups.append(_groups())
-        groups.append(_groups())
-    return {"rank": session.world.rank, "losses": losses, "groups": groups}
+class ThreeLegs:
+    """Each plan to its step; what this rank saw: its process groups before each leg, and in each step."""
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self.legs, self.groups, self.events = list(zip(plans, ENDS, strict=True)), list[int](), list[Event]()
+        self.during = list[int]()
+
+    def next_leg(self, event: Event, world: RealWorld, profile: Profile) -> Leg | None:
+        self.events.append(event)
+        self.groups.append(_groups())
+        return next((Leg(plan, until) for plan, until in self.legs if until > event.step), None)
+
+    def watch(self, record: StepRecord) -> Event | None:
+        self.during.append(_groups())
+        return None
+
+
+class Drifting(ThreeLegs):
+    """The last rank finds its device slow in step 2, and the second plan is next."""
+
+    def next_leg(self, event: Event, world: RealWorld, profile: Profile) -> Leg | None:
+        self.events.append(event)
+        one, two = (plan for plan, _ in self.legs[:2])
+        return {"begin": Leg(one), "drift": Leg(two)}.get(event.why)
+
+    def watch(self, record: StepRecord) -> Event | None:
+        slow = record.step == 2 and dist.get_rank() == dist.get_world_size() - 1
+        return Event("drift", record.step, self.legs[0][0], "a device is slow") if slow else None
 
 
 def _groups() -> int:
     return len(dist.distributed_c10d._world.pg_map)
 
 
-def program(job: Job, plans: list[Plan], profile: Profile) -> Any:
-    found = three_legs(job, plans, profile)
+def program(job: Job, kind: type[ThreeLegs], plans: list[Plan]) -> Any:
+    director = kind(plans)
+    found = Trainer(job, director).run()
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, found)
+    dist.all_gather_object(every, (director.groups, director.during, director.events, found and found.losses))
     return every
 
 
@@ -77,12 +86,13 @@ def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(tm
     for name, end in zip(("plan", "other", "plan"), ENDS, strict=True):
         losses += trained(file, f"plan.file={tmp_path / name}.json", f"train.steps={end}", "log=null").losses
     own = Job.read(file, [f"checkpoint.folder={tmp_path / 'legs'}", "log=null"])
-    found = run_everywhere(own, program, [one, two, one], Profile.load(tmp_path / "profile.json"))
-    assert found[1]["losses"] == losses
-    assert [len(each["losses"]) for each in found] == [6, 8, 8]
-    for before, *during_and_after in (each["groups"] for each in found):
-        assert during_and_after[1::2] == [before] * 3
-        assert min(during_and_after[::2]) > before
+    found = run_everywhere(own, program, ThreeLegs, [one, two, one])
+    assert [told for _, _, _, told in found if told is not None] == [losses]
+    assert [len(during) for _, during, _, _ in found] == [6, 8, 8]
+    for groups, during, events, _ in found:
+        assert groups == groups[:1] * 4, "before, and after each leg"
+        assert min(during) > groups[0]
+        assert [(event.why, event.step) for event in events] == [("begin", 0), *(("end", end) for end in ENDS)]
     ours, theirs = (list_checkpoints(tmp_path / name)[-1] for name in ("legs", "saved"))
     assert (tensors := tensors_of(ours)).keys() == (truth := tensors_of(theirs)).keys() != set()
     assert all(tensor.equal(truth[key]) for key, tensor in tensors.items())
@@ -90,6 +100,26 @@ def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(tm
     for state in states:
         del state["files"], state["digest"]
     assert states[0] == states[1]
+
+
+def test_a_leg_ends_where_one_rank_says_so_and_a_resumed_run_begins_at_its_step(tmp_path: Path) -> None:
+    """What the last rank sees in step 2 ends the leg after step 3 on all. The run under both plans has the losses of the run
+    under one, and one that is resumed asks its director at the checkpoint's step."""
+    folder = Folder(tmp_path)
+    job = train(steps=5, evaluate_samples=0)
+    file = folder.ready(model=TIED, train=job, checkpoint={"folder": str(tmp_path / "saved"), "every_steps": 100})
+    one, two = Plan.load(tmp_path / "plan.json"), Plan.load(folder.plan(TWO_OF_THREE, name="other.json", model=TIED["target"]))
+    truth = trained(file, f"checkpoint.folder={tmp_path / 'truth'}", "log=null").losses
+    own = Job.read(file, ["log=null"])
+    found = run_everywhere(own, program, Drifting, [one, two, one])
+    for _, _, events, _ in found:
+        assert [(event.why, event.step) for event in events] == [("begin", 0), ("drift", 3), ("end", 5)]
+        assert events[1].told == "a device is slow"
+        assert [event.plan.replicas for event in events] == [one.replicas, one.replicas, two.replicas]
+    assert next(told for _, _, _, told in found if told is not None) == pytest.approx(truth, rel=1e-12)
+    longer = Job.read(file, ["log=null", "train.steps=8"])
+    for _, _, events, _ in run_everywhere(longer, program, ThreeLegs, [one, two, one]):
+        assert [(event.why, event.step) for event in events] == [("begin", 5), ("end", 8)]
 
 
 class Signalled(Standby):

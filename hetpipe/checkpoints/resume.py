@@ -103,9 +103,10 @@ def refuse_other_data(saved: Content | None, own: Content | None, checkpoint: Pa
         raise InputError(f"checkpoint {checkpoint} is of other data: {told}. Set back what has changed to go on, or {advice}")
 
 
-def check_data(job: Job, content: Content, world: World) -> None:
-    """InputError on every rank where the newest checkpoint in the job's folder is of other data; a note where it does not say of
-    which."""
+def check_data(job: Job, content: Content, world: World) -> int:
+    """Return the step of the newest checkpoint in the job's folder, 0 without one. InputError on every rank where it is of other
+    data; a note where it does not say of which."""
+    steps = [0]
 
     def check() -> None:
         found = checkpoint.list_checkpoints(job.checkpoint.folder) if job.checkpoint is not None else []
@@ -114,9 +115,12 @@ def check_data(job: Job, content: Content, world: World) -> None:
             refuse_other_data(state.data, content, found[-1], ANEW if job.adapter is None else f"{ANEW}; {FROM_ADAPTER}")
             if state.data is None:
                 warn(OLDER)
+            steps.append(state.step)
 
     with _not_from_it():
         world.on_main(check)
+    found: int = world.first(steps[-1])
+    return found
 
 
 @contextmanager

@@ -340,6 +340,16 @@ class Cluster(Document):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return Cluster(**{**fields, "links": kept + known, "nodes": nodes})
 
+    def limited(self, memory_bytes: Mapping[str, int]) -> Cluster:
+        """This cluster, with no more memory of these device types than that."""
+        lower = {
+            kind: found.model_copy(update={"memory": memory_bytes[kind]})
+            for kind, found in self.device_types.items()
+            if memory_bytes.get(kind, found.memory) < found.memory
+        }
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return Cluster(**{**fields, "device_types": {**self.device_types, **lower}}) if lower else self
+
     def with_nodes(self, nodes: Iterable[Node]) -> Cluster:
         """A cluster of these nodes, with the links that are given inside of them and between them."""
         found = tuple(nodes)

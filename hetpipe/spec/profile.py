@@ -229,16 +229,25 @@ class Profile(Document):
                     )
 
     def joined(self, cluster: Cluster) -> Cluster:
-        """The cluster with what was measured of it with this profile: links and adapters (see `Cluster.with_links`), the mean
-        seconds that an action takes more, and whether transfers overlap compute. What its file says of these two stays."""
-        linked, said = cluster.with_links(self.links, self.adapters), cluster.runtime_overhead
+        """The cluster with what was measured of it with this profile: links and adapters (see `Cluster.with_links`), limits of
+        memory, the mean seconds that an action takes more, and whether transfers overlap compute. What its file says of the last
+        two stays."""
         measured = self.overheads_on(cluster)
+        limits = {x.device_type: x.memory_bytes for x in measured if x.memory_bytes is not None}
+        linked, said = cluster.with_links(self.links, self.adapters).limited(limits), cluster.runtime_overhead
         seconds = [x.action_seconds for x in measured if x.action_seconds is not None]
         hidden = [x.transfer_overlap for x in measured if x.transfer_overlap is not None]
         found: dict[str, object] = {"action_seconds": fmean(seconds)} if seconds else {}
         found |= {"overlap_transfers": min(hidden) >= HIDDEN} if hidden else {}
         missing = {name: value for name, value in found.items() if name not in said.model_fields_set}
         return linked.model_copy(update={"runtime_overhead": said.model_copy(update=missing)}) if missing else linked
+
+    def limited(self, device_type: str, memory_bytes: int) -> Profile:
+        """The profile with a limit of memory that was found for a device type, or the one that it had, if that is lower."""
+        own = next((x for x in self.overheads if x.device_type == device_type), DeviceOverhead(device_type=device_type))
+        least = memory_bytes if own.memory_bytes is None else min(memory_bytes, own.memory_bytes)
+        others = tuple(x for x in self.overheads if x.device_type != device_type)
+        return self.model_copy(update={"overheads": (*others, own.model_copy(update={"memory_bytes": least}))})
 
     def overheads_on(self, cluster: Cluster) -> list[DeviceOverhead]:
         """What was measured of the types that the cluster's nodes have."""

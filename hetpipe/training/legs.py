@@ -1,19 +1,24 @@
-"""A run is a row of legs, each under a plan, with process groups and engines of its own; so far it has one. What a run knows goes
-from leg to leg by name, as it does from a checkpoint to a run."""
+"""A run is a row of legs, each under a plan, with process groups and engines of its own. What a run knows goes from leg to leg by
+name, as it does from a checkpoint to a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hetpipe.building.build import build_model
 from hetpipe.checkpoints.resume import RunState
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, install, model_state, optimizer_state
 from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
+from hetpipe.predict.footprint import with_footprint
+from hetpipe.predict.simulator import simulate
+from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.standby import Standby
 from hetpipe.processes.stopping import RunStopped
@@ -22,7 +27,10 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.whole_state import receive_tensor, send_tensor
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
-from hetpipe.training.session import Setting, join, used_ranks
+from hetpipe.training.director import Director, Event
+from hetpipe.training.loop import Loop
+from hetpipe.training.runlog import TrainResult
+from hetpipe.training.session import Session, Setting, join, used_ranks
 
 
 @contextmanager
@@ -94,3 +102,52 @@ def _pass_on(key: str, own: dict[str, Tensor], wanted: dict[str, Tensor], source
         target = wanted[key]
         with torch.no_grad():
             target.copy_(own[key] if source == world.rank else receive_tensor(target.shape, target.dtype, source, world))
+
+
+class _Told(NamedTuple):
+    """What all ranks are told of a leg that is over, by its main rank."""
+
+    event: Event
+    losses: list[float]
+    samples: int
+    first_step: int
+
+
+def run_legs(session: Session, event: Event, profile: Profile, director: Director) -> TrainResult | None:
+    """Train leg after leg, as the director says from the begin on. The main rank of the last leg gets the result: losses and
+    samples are those of all legs, times those of the last. Collective over all ranks of the job."""
+    past, last = list[_Told](), None
+    result: TrainResult | None = None
+    while (following := director.next_leg(event, session.world, profile)) is not None:
+        carried, result = Carried.of(last.state) if last is not None else None, None
+        if past:  # an engine takes what it trains out of the model
+            session = replace(session, model=build_model(session.job, session.data.train, session.data.names))
+        with leg(session, following.plan, profile) as engine:
+            last = Loop(session.job, session, engine, director) if engine is not None else None
+            if past:
+                done = hand_over(carried, last.state if last is not None else None, session.world)
+                if last is not None:
+                    last.done = done
+            carried = None
+            if last is not None:
+                found = last.run(_predicted(last, profile), profile.lengths or (), following.until)
+                result = found if last.engine.world.is_main else None
+        own = (
+            _Told(last.over, result.losses, result.samples, result.first_step)
+            if last is not None and result is not None
+            else None
+        )
+        past.append(next(told for told in session.world.gather(own) if told is not None))
+        event = past[-1].event
+    if result is not None:
+        result.losses = [loss for told in past for loss in told.losses]
+        result.samples, result.first_step = sum(told.samples for told in past), past[0].first_step
+    return result
+
+
+def _predicted(loop: Loop, profile: Profile) -> Timeline | None:
+    """The mean step of a leg, on its main rank."""
+    if not loop.engine.world.is_main:
+        return None
+    plan, cluster = loop.engine.plan, loop.session.cluster
+    return with_footprint(simulate(plan, profile, cluster), plan, profile, cluster)

@@ -6,8 +6,9 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.job import Job
 from hetpipe.spec.profiles.lengths import LengthFactor
+from hetpipe.training.director import Director, Event, OnePlan
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
 from hetpipe.training.observers.records import CheckpointRecord, EvaluationRecord, RunRecord
@@ -41,12 +43,27 @@ LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at
 EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
 
 
-class Loop:
-    """One run of the loop, on one rank."""
+class Taken(NamedTuple):
+    """A step that is over, the `number`-th of the run. `last`: of the run. `stops`: a rank has asked to end the leg with it."""
 
-    def __init__(self, job: Job, session: Session, engine: PlanEngine) -> None:
+    number: int
+    loss: float
+    norm: float | None
+    batch: Batch
+    last: bool
+    stops: bool
+
+
+class Loop:
+    """One leg of a run, on one rank: all steps, or those until the leg is over. `after`: what is done behind each step, in this
+    order, and when; its time is not part of the step. `over`: why it has ended."""
+
+    def __init__(self, job: Job, session: Session, engine: PlanEngine, director: Director | None = None) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
-        self.done = 0  # steps of the legs before
+        self.director: Director = director or OnePlan()
+        self.done: int | None = None  # steps of the legs before; in the first leg, a checkpoint knows
+        self.over = Event("begin", 0, engine.plan)
+        self._found: Event | None = None  # by this rank's director
         optimizer = optimizer_factory(job.train.optimizer)(list(engine.trained_parameters()))
         convert = partial(as_type, name=job.train.dtype)
         reads = engine.is_first or engine.is_last
@@ -65,16 +82,28 @@ class Loop:
         self.saved = None
         if job.checkpoint is not None:
             self.saved = Saved(job=job, section=job.checkpoint, run=self.state, content=session.content)
+        self.after: list[tuple[Callable[[Taken], bool], Callable[[Taken, Observers], None]]] = [
+            (lambda step: step.last, self._compare_replicas),
+            (lambda step: True, self._tell),
+            (self._saves, self._save),
+        ]
 
-    def run(self, predicted: Timeline | None = None, lengths: Sequence[LengthFactor] = ()) -> TrainResult:
-        """Run all steps, then the evaluation. RunStopped where a signal asked for the end, after the step in which it
-        did. `predicted`: the mean step; the `lengths` of a profile say how others differ."""
+    def run(
+        self, predicted: Timeline | None = None, lengths: Sequence[LengthFactor] = (), until: int | None = None
+    ) -> TrainResult:
+        """Run all steps, then the evaluation; or the steps up to `until`, or to that in which the director ends the leg.
+        RunStopped where a signal asked for the end, after the step in which it did. `predicted`: the mean step; the `lengths`
+        of a profile say how others differ."""
         start = self._resume()
         self.metrics.begin(start, predicted, lengths)
+        end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:
             with StopRequest() as stop:
-                self._train(start, stop, observers)
+                self.over = self._train(start, end, stop, observers)
             self.metrics.end()
+            if self.over.step < self.total:
+                self.metrics.collect()
+                return self.result
             self.result.evaluation = self._evaluate()
             if (found := self.result.evaluation) is not None:
                 observers.evaluated(
@@ -103,18 +132,27 @@ class Loop:
             steps_differ=isinstance(self.session.data.train, Ragged),
         )
 
-    def _train(self, start: int, stop: StopRequest, observers: Observers) -> None:
+    def _train(self, start: int, end: int, stop: StopRequest, observers: Observers) -> Event:
         engine = self.engine
-        engine.steps, engine.ask_to_stop = start, lambda: bool(stop)
+        engine.steps, engine.ask_to_stop = start, lambda: bool(stop) or self._found is not None
         engine.check_replicas_every = self.section.check_replicas_every
-        with self.feed.open(max(0, self.total - start), lambda: f"samples of step {engine.steps + 1}") as batches:
-            for step in range(start, self.total):
+        with self.feed.open(max(0, end - start), lambda: f"samples of step {engine.steps + 1}") as batches:
+            for step in range(start, end):
                 self.metrics.begin_step()
                 batch = next(batches)
                 loss, norm = self._step(step, batch)
-                self._after(step + 1, loss, norm, batch, observers)
-                if engine.asked_to_stop:
-                    raise RunStopped(stop.number or signal.SIGTERM, step + 1, resume())
+                self._after(Taken(step + 1, loss, norm, batch, step + 1 == self.total, engine.asked_to_stop), observers)
+                if engine.asked_to_stop and (found := self._ended(step + 1, stop)) is not None:
+                    return found
+        return Event("end", max(start, end), engine.plan)
+
+    def _ended(self, done: int, stop: StopRequest) -> Event | None:
+        """Why a rank has asked to end the leg; RunStopped if a signal asked it to. None if the run is over anyway. Collective."""
+        asked = self.engine.world.gather((bool(stop), self._found))
+        if any(stopped for stopped, _ in asked):
+            raise RunStopped(stop.number or signal.SIGTERM, done, resume())
+        found = next(event for _, event in asked if event is not None)
+        return found._replace(step=done, plan=self.engine.plan) if done < self.total else None
 
     def _step(self, step: int, batch: Batch) -> tuple[float, float | None]:
         try:
@@ -166,18 +204,30 @@ class Loop:
         assert isinstance(own, torch.Tensor)
         return own if self.engine.is_first or self.engine.is_last else None
 
-    def _after(self, done: int, loss: float, norm: float | None, batch: Batch, observers: Observers) -> None:
-        """Check, tell and save; its time is not part of the step."""
-        began, engine, last = time.perf_counter(), self.engine, done == self.total
-        if last:
-            engine.check_replicas()
-        rate = self.state.optimizer.param_groups[0]["lr"]
-        observers.stepped(self.metrics.record(done, batch, last=last, learning_rate=rate, norm=norm))
-        if self.saved is not None and (last or engine.asked_to_stop or done % self.saved.section.every_steps == 0):
-            checkpoint = self.saved.save(done, loss)
-            if checkpoint is not None:
-                observers.saved(CheckpointRecord(step=done, where=str(checkpoint)))
+    def _after(self, step: Taken, observers: Observers) -> None:
+        began = time.perf_counter()
+        for due, action in self.after:
+            if due(step):
+                action(step, observers)
         self.metrics.pause(began)
+
+    def _compare_replicas(self, step: Taken, observers: Observers) -> None:
+        self.engine.check_replicas()
+
+    def _tell(self, step: Taken, observers: Observers) -> None:
+        rate = self.state.optimizer.param_groups[0]["lr"]
+        record = self.metrics.record(step.number, step.batch, last=step.last, learning_rate=rate, norm=step.norm)
+        observers.stepped(record)
+        self._found = self._found or self.director.watch(record)
+
+    def _saves(self, step: Taken) -> bool:
+        return self.saved is not None and (step.last or step.stops or step.number % self.saved.section.every_steps == 0)
+
+    def _save(self, step: Taken, observers: Observers) -> None:
+        assert self.saved is not None
+        checkpoint = self.saved.save(step.number, step.loss)
+        if checkpoint is not None:
+            observers.saved(CheckpointRecord(step=step.number, where=str(checkpoint)))
 
     def _evaluate(self) -> Evaluation | None:
         """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
@@ -206,9 +256,11 @@ class Loop:
         return Evaluation(losses / (weight or 1.0), mean, weight, counted)
 
     def _resume(self) -> int:
+        if self.done is not None:
+            return self.done
         state = self.saved.restore(self.total) if self.saved is not None else None
         if state is None:
-            return self.done
+            return 0
         self.result.loss_before = state.loss
         return state.step
 

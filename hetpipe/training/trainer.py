@@ -9,17 +9,15 @@ from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.resume import check_data
 from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
-from hetpipe.predict.footprint import with_footprint
-from hetpipe.predict.simulator import simulate
 from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.spec.job import SUMMARY_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.training.director import Director, Event, OnePlan
 from hetpipe.training.exported import export_run
-from hetpipe.training.legs import leg
-from hetpipe.training.loop import Loop
+from hetpipe.training.legs import run_legs
 from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
 from hetpipe.training.session import Request, Session, open_session, prepare
 
@@ -29,8 +27,8 @@ Planned = Callable[[Session, Plan, Profile], bool]
 class Trainer:
     """Trains a job on this rank; every rank constructs one and calls `run`. Single process, torchrun, or `hetpipe train`."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, director: Director | None = None) -> None:
+        self.job, self.director = job, director or OnePlan()
 
     def run(self, plan: Plan | None = None, profile: Profile | None = None, planned: Planned | None = None) -> TrainResult | None:
         """Measure, plan (unless given) and train. The main rank gets the result, the others None. `planned` is called on every
@@ -43,7 +41,7 @@ class Trainer:
 
     def _run(self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None) -> TrainResult | None:
         job = session.job
-        check_data(job, session.content, session.world)
+        begins_at = check_data(job, session.content, session.world)
         if session.world.is_main:
             _note_model(session)
         plan, profile = prepare(session, Request.by(job), plan, profile)
@@ -52,20 +50,14 @@ class Trainer:
             session.world.on_main(lambda: check_room(section.folder, needed, "a checkpoint of this model"))
         if planned is not None and not planned(session, plan, profile):
             return None
-        result = None
-        with leg(session, plan, profile) as engine:
-            if engine is not None:
-                predicted, is_main = None, engine.world.is_main
-                if is_main:
-                    predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
-                found = Loop(job, session, engine).run(predicted, profile.lengths or ())
-                result = found if is_main else None
+        result = run_legs(session, Event("begin", begins_at, plan), profile, self.director)
         if result is None:
             return None
         folder = Path(job.log.folder) if job.log is not None else None
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
-            write_folder(folder, plan, profile, result)  # of a run that was finished, what it left stays
-            write_report(folder, plan, profile, session.cluster, result.measured)
+            assert result.plan is not None
+            write_folder(folder, result.plan, profile, result)  # of a run that was finished, what it left stays
+            write_report(folder, result.plan, profile, session.cluster, result.measured)
         result.exported = export_run(job)
         return result
 

@@ -1,0 +1,58 @@
+"""Who decides by which plan a run goes on. A run is a row of legs, each under one plan: `Director.next_leg` is asked at the
+begin, and each time that a leg is over."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+from hetpipe.processes.world import World
+from hetpipe.spec.plan import Plan
+from hetpipe.spec.profile import Profile
+from hetpipe.training.observers.records import StepRecord
+
+Why = Literal["begin", "end", "fault", "memory", "drift"]
+
+
+class Event(NamedTuple):
+    """Why a run needs a plan, the same on every rank: it begins, or its leg has come to its last step (`end`), has lost a device
+    (`fault`), has found that a device has less `memory` than was planned with, or is no longer as fast as predicted (`drift`).
+    `step`: how many steps are done. `plan`: at the begin the one that was planned, later that of the leg which is over. `told`:
+    what has happened, for people."""
+
+    why: Why
+    step: int
+    plan: Plan
+    told: str = ""
+
+
+class Leg(NamedTuple):
+    """A plan, and after which step the leg is over (None: with the run)."""
+
+    plan: Plan
+    until: int | None = None
+
+
+class Director(Protocol):
+    """Decides on every rank. Each rank has one of its own."""
+
+    def next_leg(self, event: Event, world: World, profile: Profile) -> Leg | None:
+        """The leg that follows on this event; None ends the run. All ranks of `world` ask, and get the same answer. A limit that
+        was found of a device type's memory is planned with by `profile.limited`."""
+        ...
+
+    def watch(self, record: StepRecord) -> Event | None:
+        """Called after each step, on the ranks that the plan uses. An event of any rank ends the leg after the next step on all;
+        None lets it go on."""
+        ...
+
+
+class OnePlan:
+    """The plan that was made at the begin, to the end of the run."""
+
+    def next_leg(self, event: Event, world: World, profile: Profile) -> Leg | None:
+        """See `Director`."""
+        return Leg(event.plan) if event.why == "begin" else None
+
+    def watch(self, record: StepRecord) -> Event | None:
+        """See `Director`."""
+        return None
