@@ -14,8 +14,8 @@ from torch import nn
 import hetpipe
 from hetpipe import adapt
 from hetpipe.files.messages import InputError
+from hetpipe.layers.adapters.adapt import adapter_of
 from hetpipe.layers.model import cross_entropy
-from hetpipe.layers.transforms import adapter_of
 from hetpipe.layers.weights import empty_names, state_of
 from hetpipe.models import causal_lm
 from tests.support.adapted import SIZES, tokens

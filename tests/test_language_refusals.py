@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import hetpipe
+from hetpipe import InputError
+from hetpipe.hf.replay.build import build
+from hetpipe.hf.replay.rows import refuse_mixed_rows
 from hetpipe.hf.replay.tiny import limits_of, tiny
-from hetpipe.language.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.language.conversations import chat, instructions
+from hetpipe.layers.trials.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from tests.support.chats import chat_of, lines, refusal, tokenizer
+from tests.support.ranks import make_plan
 
 import transformers  # isort: skip
 
@@ -69,6 +76,20 @@ def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str,
         return
     said = refusal(refuse_mixing, model_class=model_class, config=small)
     assert f"a model of type '{kind}' does not tell such apart: with small layers, logits differ by " in said
+
+
+def test_own_loops_refuse_such_a_model_for_a_sample_with_packed_rows() -> None:
+    """As jobs do. Only positions that begin anew in a row ask for it."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    opt = build(type="opt", extras=("position_ids",), ffn_dim=16, word_embed_proj_dim=16, **sizes)
+    qwen = build(type="qwen3", extras=("position_ids",), intermediate_size=16, head_dim=8, num_key_value_heads=2, **sizes)
+    tokens, one_row = torch.randint(50, (1, 8)), torch.arange(8)[None]
+    refuse_mixed_rows(opt, (tokens, one_row))
+    refuse_mixed_rows(qwen, (tokens, one_row % 4))
+    refuse_mixed_rows(nn.Sequential(nn.Linear(2, 2)), (tokens, one_row % 4))
+    plan = make_plan([{"cuts": [len(opt)], "sizes": [1]}])
+    with pytest.raises(InputError, match="a model of type 'opt' does not tell such apart"):
+        hetpipe.wrap(opt, plan, (tokens, one_row % 4), nn.functional.cross_entropy)
 
 
 def configuration(kind: str, **values: Any) -> Any:

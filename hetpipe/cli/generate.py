@@ -166,7 +166,8 @@ def _written(layers: nn.Sequential, found: Stored, asked: Asked) -> tuple[str, i
 
     from hetpipe.hf.chain import HFLayer
     from hetpipe.hf.exports.export import export_weights
-    from hetpipe.layers.transforms import adapter_of, uncompiled
+    from hetpipe.layers.adapters.adapt import adapter_of
+    from hetpipe.layers.transforms import uncompiled
 
     first = uncompiled(layers[0])
     model: Any = first.origin.model if isinstance(first, HFLayer) else first

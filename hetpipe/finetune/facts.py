@@ -13,8 +13,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.finetune.draft import DataFacts, ModelFacts
 from hetpipe.hf.replay.build import configured
 from hetpipe.hf.replay.tiny import tiny
-from hetpipe.language.apart import refuse_mixing, switch_of
 from hetpipe.language.samples import Packed, Padded
+from hetpipe.layers.trials.apart import refuse_mixing, switch_of
 
 
 def model_facts(model: Mapping[str, Any]) -> ModelFacts:

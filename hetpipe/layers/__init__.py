@@ -5,6 +5,6 @@ weighs), losses/ (of large vocabularies), untouched/ (what is run here only to b
 (what makes layers into others), weights (tensors by their names), adapters/ (matrices of low rank beside a frozen model),
 batch_norm, numbers (number types), host/ (what is saved for backward, in the host's memory), stage (layers as one module,
 recomputed, offloaded or neither), recipe (the one way to what a device runs), split (what must not be cut apart),
-untouched/boundaries (what crosses each boundary), ahead (what is imported before ranks are forked), trials/ (do losses and
-layers do?), device (pacing and metering).
+untouched/boundaries (what crosses each boundary), ahead (what is imported before ranks are forked), device
+(pacing and metering), trials/ (do losses and layers do?).
 """

@@ -4,7 +4,7 @@ written, as do those of a layer that `torch.compile` holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import NamedTuple, Protocol
@@ -16,7 +16,6 @@ from hetpipe.layers.model import named_layers
 from hetpipe.layers.trials.chain_check import check_chain
 from hetpipe.layers.untouched.kept import Fixed
 from hetpipe.layers.untouched.kinds import LINEAGE
-from hetpipe.spec.sections.adapter import AdapterSection
 
 COMPILED = "_orig_mod"  # under which torch.compile(module) holds the module
 
@@ -34,13 +33,13 @@ class Made:
 class Changed(NamedTuple):
     """The layer that takes another's place: another one, or the same one, changed. Of the tensors of the one before
     (`attention.query.weight`): `renamed`, the old name → the new one, where that is another; `made`, what was made of them, and
-    what is new. `adapter`: as which adapters were added; parameters that do not train are then those of a model that is kept
-    elsewhere, and are not saved."""
+    what is new. `added`: as what parameters were added to a model that is kept elsewhere, whose own, which do not train, are not
+    saved."""
 
     layer: nn.Module
     renamed: Mapping[str, str] = {}
     made: Sequence[Made] = ()
-    adapter: AdapterSection | None = None
+    added: object | None = None
 
 
 class Transform(Protocol):
@@ -66,7 +65,7 @@ class Lineage(Fixed):
     written: nn.Module
     names: Mapping[str, str]
     made: tuple[Made, ...] = ()
-    adapter: AdapterSection | None = None
+    added: object | None = None
 
 
 def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Sequential:
@@ -91,7 +90,7 @@ def transformed(layers: nn.Sequential, transforms: Sequence[Transform]) -> nn.Se
 def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     before, earlier = list(tensors_of(layer)), lineage_of(layer)
     written = earlier.names if earlier is not None else {}
-    result, renamed, made, adapter = transform.apply(name, layer)
+    result, renamed, made, added = transform.apply(name, layer)
     after, used = tensors_of(result), {own for each in made for own in each.of}
     names = {renamed.get(own, own): written.get(own, own) for own in before if renamed.get(own, own) in after}
     lost = next((own for own in before if renamed.get(own, own) not in after and own not in used), None)
@@ -110,15 +109,15 @@ def _apply(transform: Transform, name: str, layer: nn.Module) -> nn.Module:
     identities, source = (earlier.identities, earlier.written) if earlier is not None else ((), layer)
     makers = [replace(each, names=tuple(renamed.get(own, own) for own in each.names)) for each in earlier.made] if earlier else []
     makers += [replace(each, of=tuple(written.get(own, own) for own in each.of)) for each in made]
-    adapter = adapter or (earlier.adapter if earlier is not None else None)
-    vars(result)[LINEAGE] = Lineage((*identities, transform.identity), source, names, tuple(makers), adapter)
+    if added is None and earlier is not None:
+        added = earlier.added
+    vars(result)[LINEAGE] = Lineage((*identities, transform.identity), source, names, tuple(makers), added)
     return result
 
 
 def kept_elsewhere(layer: nn.Module) -> set[str]:
-    """Names of the tensors that are not saved with the layer: they are of a model that adapters were added to."""
-    found = lineage_of(layer)
-    if found is None or found.adapter is None:
+    """Names of the tensors that are not saved with the layer: they are of a model that others were added to."""
+    if added_as(layer) is None:
         return set()
     return {name for name, p in layer.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
@@ -129,10 +128,10 @@ def lineage_of(layer: nn.Module) -> Lineage | None:
     return found
 
 
-def adapter_of(layers: Iterable[nn.Module]) -> AdapterSection | None:
-    """As which adapters were added to layers; None where they have none."""
-    found = map(lineage_of, layers)
-    return next((lineage.adapter for lineage in found if lineage is not None and lineage.adapter is not None), None)
+def added_as(layer: nn.Module) -> object | None:
+    """As what parameters were added to the layer (see `Changed`); None where none were."""
+    found = lineage_of(layer)
+    return found.added if found is not None else None
 
 
 def uncompiled(layer: nn.Module) -> nn.Module:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.transforms import kept_elsewhere, lineage_of, tensors_of, uncompiled, written_names
+from hetpipe.layers.transforms import added_as, kept_elsewhere, lineage_of, tensors_of, uncompiled, written_names
 
 
 @runtime_checkable
@@ -126,8 +126,7 @@ _READ = WeakKeyDictionary[nn.Module, dict[str, str]]()  # not in the layers, who
 
 def _note_read(layer: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Keep hashes of what was read of a model that adapters were added to, once of each tensor."""
-    found = lineage_of(layer)
-    if found is not None and found.adapter is not None:
+    if added_as(layer) is not None:
         known = _READ.setdefault(layer, {})
         known |= {name: numbers_hash(value) for name, value in values.items() if name not in known}
 

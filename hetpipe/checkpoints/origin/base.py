@@ -16,9 +16,10 @@ from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.checkpoints.training_state import said_of
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, shown
+from hetpipe.layers.adapters.adapt import adapter_of
 from hetpipe.layers.adapters.folder import AdapterFolder
 from hetpipe.layers.adapters.names import joined, trained_in
-from hetpipe.layers.transforms import adapter_of, kept_elsewhere, lineage_of, tensors_of, uncompiled
+from hetpipe.layers.transforms import added_as, kept_elsewhere, lineage_of, tensors_of, uncompiled
 from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.spec.job import Job
@@ -47,8 +48,7 @@ def base_of(layers: Iterable[nn.Module]) -> str | None:
 
 def is_adapted(layer: nn.Module) -> bool:
     """Whether adapters were added to it."""
-    found = lineage_of(layer)
-    return found is not None and found.adapter is not None
+    return added_as(layer) is not None
 
 
 def pinned_base(layers: Iterable[nn.Module]) -> dict[str, Any]:

@@ -32,9 +32,10 @@ from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.exports.beside import write_beside
 from hetpipe.hf.folder import INDEX, WEIGHTS
 from hetpipe.hf.stored import as_stored
+from hetpipe.layers.adapters.adapt import adapter_of
 from hetpipe.layers.adapters.names import Trained, split_kind
 from hetpipe.layers.model import named_layers
-from hetpipe.layers.transforms import adapter_of, lineage_of, tensors_of, uncompiled, written_names
+from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
 from hetpipe.processes.world import alone
 from hetpipe.spec.sections.adapter import AdapterSection
 

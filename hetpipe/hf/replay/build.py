@@ -17,7 +17,7 @@ from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.tiny import tiny
 from hetpipe.hf.replay.trace import CannotCutError, form_of
-from hetpipe.language.apart import seen_ahead
+from hetpipe.layers.trials.apart import seen_ahead
 
 AHEAD = 1e-4  # likewise, of logits with other tokens behind them
 REPLAY_TOLERANCE = 1e-6  # by which sums in another order may differ, of the largest

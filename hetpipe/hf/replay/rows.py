@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
+from hetpipe.building.masked import extras_of
 from hetpipe.hf.replay.tiny import limits_of, tiny
-from hetpipe.language.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.layers.model import Model, Tensors, as_tuple
+from hetpipe.layers.trials.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.processes.environment import own_rank
 from hetpipe.processes.progress import warn
 
@@ -17,7 +20,7 @@ from hetpipe.processes.progress import warn
 def refuse_unseen(model: Model, data: DataSplits) -> None:
     """InputError if a model of transformers would see samples beside one in its row, or padding behind it, or if it does not know
     the words that there are."""
-    whole = next((origin.model for layer in model.layers if (origin := getattr(layer, "origin", None)) is not None), None)
+    whole = _replayed(model.layers)
     if whole is None:
         return
     splits = [each.samples if isinstance(each, WithLabels) else each for each in (data.train, data.test) if each is not None]
@@ -29,6 +32,20 @@ def refuse_unseen(model: Model, data: DataSplits) -> None:
             _refuse_mixed(whole, split, model.inputs)
     elif isinstance(data.train, Ragged):
         _check_padded(whole, data.train, masked="attention_mask" in names)
+
+
+def refuse_mixed_rows(layers: nn.Sequential, inputs: Tensors) -> None:
+    """InputError if a model of transformers would see samples beside one in its row, for a sample batch in whose rows positions
+    begin anew."""
+    whole, named = _replayed(layers), dict(zip(("input_ids", *(extras_of(layers) or ())), as_tuple(inputs), strict=False))
+    positions = named.get("position_ids")
+    if whole is not None and positions is not None and positions.ndim == 2 and bool((positions.diff() != 1).any()):
+        _refuse_mixed(whole, None, inputs)
+
+
+def _replayed(layers: nn.Sequential) -> Any:
+    """The model of transformers that the layers replay; None if they replay none."""
+    return next((origin.model for layer in layers if (origin := getattr(layer, "origin", None)) is not None), None)
 
 
 def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hetpipe.files.messages import InputError, one_line
-from hetpipe.language.apart import Limit
+from hetpipe.layers.trials.apart import Limit
 
 LAYERS, MOST_LAYERS, WORDS, TOKENS = 3, 8, 64, 12  # of the small model; more than three layers where these are of several sorts
 MOST_PARAMETERS = 30_000_000  # of a model that is still small enough to be tried

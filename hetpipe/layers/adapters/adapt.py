@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,13 +11,18 @@ from torch import nn
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError
 from hetpipe.layers.adapters.low_rank import LowRank
-from hetpipe.layers.transforms import transformed
+from hetpipe.layers.transforms import added_as, transformed
 from hetpipe.spec.sections.adapter import AdapterSection
 
 
 def adapted(layers: nn.Sequential, section: AdapterSection, seed: int) -> nn.Sequential:
     """The chain with adapters, of which every rank with this seed has the same."""
     return transformed(layers, [LowRank(section, layers, seed)])
+
+
+def adapter_of(layers: Iterable[nn.Module]) -> AdapterSection | None:
+    """As which adapters were added to layers; None where they have none."""
+    return next((found for layer in layers if isinstance(found := added_as(layer), AdapterSection)), None)
 
 
 def adapt(model: nn.Sequential, *, seed: int | None = None, **options: Any) -> nn.Sequential:

@@ -103,7 +103,7 @@ class LowRank:
             made += self._of_few(path, module)
         made += [*self._of_adapters(name, found, parts), *self._of_whole(found)]
         self._give_now(found, made)
-        return Changed(found, renamed, made, adapter=self.section)
+        return Changed(found, renamed, made, added=self.section)
 
     def _inject(self, name: str, holder: nn.Module, targets: list[str]) -> None:
         from peft import LoraConfig, inject_adapter_in_model

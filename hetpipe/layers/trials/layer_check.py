@@ -22,7 +22,7 @@ from hetpipe.layers.model import alongside, as_tuple, as_value
 from hetpipe.layers.numbers import without_autocast
 from hetpipe.layers.split import gradient_leaves
 from hetpipe.layers.stage import alias
-from hetpipe.layers.transforms import adapter_of, lineage_of, tensors_of, uncompiled
+from hetpipe.layers.transforms import added_as, lineage_of, tensors_of, uncompiled
 from hetpipe.layers.trials.compare import ALIKE, FEW_NUMBERS, MEAN_TOLERANCE, NONE, Difference, of_rows, of_sums, tolerance
 from hetpipe.layers.trials.rows import TrialRows
 from hetpipe.layers.trials.still import Quiet, Still, fixed_seeds
@@ -73,7 +73,7 @@ def few_of_each_kind(
     Layers of a kind must still be alike, and have the same numbers in all tensors but their weights, since such numbers may
     say which samples a layer couples. If layers cannot be compared, all are tried."""
     try:
-        adapted = adapter_of(layer for _, layer in layers) is not None
+        adapted = any(added_as(layer) is not None for _, layer in layers)
         alike = [(kinds.first[lo + at], _as_it_is(layer, adapted)) for at, (_, layer) in enumerate(layers)]
         own = Kinds.of(alike, [lo + at in kinds.steady for at in range(len(layers))])
     except Exception:  # of an attribute of somebody's class

@@ -16,7 +16,7 @@ from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.model import Tensors, alongside, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
 from hetpipe.layers.split import REENTRANT, TensorSpec, ancestors, gradient_leaves, is_reentrant
-from hetpipe.layers.transforms import lineage_of, tensors_of
+from hetpipe.layers.transforms import added_as, tensors_of
 from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.kinds import Kinds, structure
@@ -216,7 +216,7 @@ def _refuse_idle_adapters(layers: nn.Sequential, outputs: Sequence[Tensor], fake
     adapters = {
         f"{label}.{name}": fakes_used.get(id(p), p)
         for label, layer in named_layers(layers)
-        if (lineage := lineage_of(layer)) is not None and lineage.adapter is not None
+        if added_as(layer) is not None
         for name, p in layer.named_parameters()
         if ".lora_" in f".{name}"
     }

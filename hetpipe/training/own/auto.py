@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hetpipe.building.masked import extras_of, masked_first
+from hetpipe.hf.replay.rows import refuse_mixed_rows
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, select, unsplit_note
 from hetpipe.layers.trials.loss_check import check_sample
@@ -92,6 +93,7 @@ def auto(
             order = masked_first(inputs, ("input_ids", *(extras_of(model) or ())))
             whole = replace(whole, inputs=select(inputs, order), targets=select(targets, order))
             check_batch_norm(model, batch_norm)
+            refuse_mixed_rows(model, inputs)
             # a layer that does not take the sample, or a loss that does not do, is known before anything is measured
             rows, kinds = trace(model, inputs, backward=True)
             check_sample(whole, rows[-1], "the sample")

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError, natural_key
+from hetpipe.hf.replay.rows import refuse_mixed_rows
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
 from hetpipe.layers.untouched.randomness import drawing
@@ -107,6 +108,7 @@ def wrap(
                 coupled_layers=coupled_layers,
             )
         check_batch_norm(model, batch_norm, whole_replicas=drives_a_replica(backend))
+        refuse_mixed_rows(model, sample)
         setting = Setting(world=world, cluster=shown, model=whole, seed=world.first(seed))
         plan = _at_precision(plan.model_copy(update={"backend": backend}), precision, setting, cluster)
         engine = join(setting, plan, None)
