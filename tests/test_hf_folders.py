@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hetpipe.checkpoints.stores.pieces import TensorFiles
 from hetpipe.cli.weights import export_weights_command
 from hetpipe.files.messages import InputError
+from hetpipe.files.tensors import TensorFiles
 from hetpipe.hf.build import Layer
 from hetpipe.hf.exports.beside import copy_matching
 from hetpipe.layers.transforms import tensors_of
@@ -61,7 +61,7 @@ def test_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     wanted = {"number": torch.tensor(3.0), "rows": torch.arange(35).view(7, 5), "none": torch.empty(0, 3), "row": torch.rand(9)}
     save_file(wanted, tmp_path / "x.safetensors")
-    monkeypatch.setattr("hetpipe.checkpoints.stores.pieces.PIECE_BYTES", 48)
+    monkeypatch.setattr("hetpipe.files.tensors.PIECE_BYTES", 48)
     files = TensorFiles(dict.fromkeys(wanted, tmp_path / "x.safetensors"))
     for name, tensor in wanted.items():
         assert files.read(name).dtype == tensor.dtype

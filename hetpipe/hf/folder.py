@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hetpipe.checkpoints.stores.pieces import TensorFiles, names_in
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.files.tensors import TensorFiles, names_in
 from hetpipe.hf.hub import folder_of, refuse_adapters
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -11,11 +11,11 @@ from torch import nn
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.stores.folder import FolderStore
-from hetpipe.checkpoints.stores.pieces import note_tensor
 from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.checkpoints.training_state import said_of
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, shown
+from hetpipe.files.tensors import note_tensor
 from hetpipe.layers.adapters.adapt import adapter_of
 from hetpipe.layers.adapters.folder import AdapterFolder
 from hetpipe.layers.adapters.names import joined, trained_in

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hetpipe.files.formats import read_mapping, validated
 from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, cut, listed, shown
+from hetpipe.files.tensors import TensorFiles, names_in
 from hetpipe.processes.environment import place
 from hetpipe.spec.sections.adapter import CONFIG_FILE, WEIGHTS_FILE
 
@@ -92,7 +92,8 @@ class AdapterFolder:
         self.config = validated(_Config, dict(found), str(self.path / CONFIG_FILE), "configuration of adapters").model_dump()
         if faults := faults_of(self.config):
             raise InputError(f"adapter.weights: the adapters in {self} cannot go on here:\n{listed(faults)}")
-        self.shapes = self._shapes()
+        self._tensors = TensorFiles(names_in(self.path / WEIGHTS_FILE))
+        self.shapes = self._tensors.shapes()
 
     def __str__(self) -> str:
         return cut(self.named, 200)
@@ -112,20 +113,9 @@ class AdapterFolder:
                 f"PeftModel.from_pretrained(model, {str(self)!r}).save_pretrained('new')"
             )
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        try:
-            with safe_open(self.path / WEIGHTS_FILE, framework="pt") as content:
-                return {name: tuple(content.get_slice(name).get_shape()) for name in content.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise InputError(cut(f"cannot read {self.path / WEIGHTS_FILE}: {error}")) from error
-
     def read(self, name: str) -> Tensor:
         """One tensor, in memory of its own. InputError where numbers are not finite, or an adapter's have less than 16 bits."""
-        try:
-            with safe_open(self.path / WEIGHTS_FILE, framework="pt") as content:
-                found: Tensor = content.get_tensor(name).clone()
-        except (SafetensorError, OSError) as error:
-            raise InputError(cut(f"cannot read {shown(name)} from {self.path / WEIGHTS_FILE}: {error}")) from error
+        found = self._tensors.read(name)
         if found.element_size() < 2 or (".lora_" in name and not found.is_floating_point()):
             told = f"is of {found.dtype}, and an adapter must be of floating-point numbers of 16 bits or more"
             raise InputError(f"adapter.weights: {shown(name)} in {self} {told}")

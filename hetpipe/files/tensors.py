@@ -51,6 +51,14 @@ class TensorFiles:
             raise InputError(cut(f"cannot read {shown(name)} from {file}: {error}")) from error
         return result
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each tensor."""
+        found = dict[str, tuple[int, ...]]()
+        for file in dict.fromkeys(self._file_of.values()):
+            with safe_open(file, framework="pt") as content:
+                found |= {name: tuple(content.get_slice(name).get_shape()) for name in content.keys() if name in self}  # noqa: SIM118
+        return {name: found[name] for name in self}
+
     def type_of(self, name: str) -> torch.dtype:
         """In which number type a tensor is."""
         with safe_open(self._file_of[name], framework="pt") as content:
