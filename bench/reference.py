@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hetpipe.building.build import build_data, build_metric, build_model, build_scheduler, optimizer_factory
+from hetpipe.building.build import build_data, build_model, build_scheduler, optimizer_factory
 from hetpipe.building.data import EpochSampler, fetch
+from hetpipe.building.evaluated import counted_by
 from hetpipe.layers.model import Loss, Tensors, evaluating
 from hetpipe.layers.numbers import as_type
 from hetpipe.layers.untouched.randomness import drawing
@@ -17,7 +18,7 @@ from hetpipe.layers.weights import materialise
 from hetpipe.processes.progress import Activity
 from hetpipe.runtime.base import Evaluation, Metric
 from hetpipe.spec.job import Job
-from hetpipe.training.loop import EVALUATED_STEPS
+from hetpipe.training.evaluation import FEW_STEPS
 
 
 class ReferenceEngine:
@@ -106,10 +107,10 @@ def _train(job: Job) -> Truth:
             activity.advance()
     count, asked = len(data.test) if data.test is not None else 0, section.evaluate_samples  # type: ignore[arg-type]
     if asked != "all":
-        count = min(count, EVALUATED_STEPS * section.global_batch if asked is None else asked)
+        count = min(count, FEW_STEPS * section.global_batch if asked is None else asked)
     if count == 0:
         return Truth(losses, None)
-    metric, parts = build_metric(model.loss), list[Evaluation]()
+    metric, parts = counted_by(model.loss), list[Evaluation]()
     for batch in torch.split(torch.arange(count), section.global_batch):
         parts.append(engine.evaluate(*_rows(data.test, batch, job, section.seed, "test"), metric))
     weight, counted = sum(p.weight for p in parts), sum(p.counted for p in parts)

@@ -12,15 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from hetpipe.building.build import (
-    build_data,
-    build_loss,
-    build_metric,
-    build_model,
-    build_scheduler,
-    check_training,
-    optimizer_factory,
-)
+from hetpipe.building.build import build_data, build_loss, build_model, build_scheduler, check_training, optimizer_factory
+from hetpipe.building.evaluated import counted_by
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse
 from hetpipe.layers.numbers import as_type
@@ -167,7 +160,7 @@ def test_a_job_weighs_its_classes() -> None:
         assert loss.count(targets) == pytest.approx(float(CLASS_WEIGHTS[targets].sum()))
         parts = zip(output.split(3), targets.split(3), strict=True)
         assert float(sum(loss.share(*part, loss.count(targets)) for part in parts)) == pytest.approx(expected)
-    with_metric = build_metric(build_loss(LossSection(class_weights=(1.0, 2.0))))
+    with_metric = counted_by(build_loss(LossSection(class_weights=(1.0, 2.0))))
     assert with_metric is not None
     assert with_metric(torch.eye(2), torch.tensor([0, 0])) == (1.0, 2), "accuracy counts samples"
 
@@ -202,7 +195,7 @@ def test_the_loss_ignores_the_index_that_its_weight_does_not_count() -> None:
     kept = labels.flatten() != 0
     expected = nn.functional.cross_entropy(logits.reshape(-1, 5)[kept], labels.flatten()[kept])
     torch.testing.assert_close(loss.share(logits, labels, loss.count(labels)), expected)
-    metric = build_metric(loss)
+    metric = counted_by(loss)
     assert metric is not None
     right = logits.argmax(-1)
     assert metric(logits, torch.where(labels == 0, labels, right)) == (
@@ -212,9 +205,9 @@ def test_the_loss_ignores_the_index_that_its_weight_does_not_count() -> None:
 
 
 def test_what_is_counted_beside_the_loss() -> None:
-    assert build_metric(build_loss(LossSection())) is not None
-    assert build_metric(build_loss(LossSection(name="mse"))) is None
-    assert build_metric(Loss(function=cross_entropy)) is not None
+    assert counted_by(build_loss(LossSection())) is not None
+    assert counted_by(build_loss(LossSection(name="mse"))) is None
+    assert counted_by(Loss(function=cross_entropy)) is not None
 
 
 def test_a_batch_in_another_type_goes_into_tuples_and_leaves_integers() -> None:

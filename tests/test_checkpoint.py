@@ -25,9 +25,9 @@ from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
 from hetpipe.spec.job import Job
+from hetpipe.training.results.table import train_table
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
-from hetpipe.training.table import train_table
 from tests.support.jobs import STATE, Folder, train
 from tests.support.saving import older_version
 
@@ -75,7 +75,7 @@ def test_one_device_goes_on_exactly_with_every_optimizer(tmp_path: Path, name: s
     checkpoint.load(saved, again, other, ALONE)
     count = len(model_state(whole) | optimizer_state(whole, optimizer))
     state = checkpoint.read_state(saved).model_dump(mode="json", exclude={"files", "digest"})
-    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None, "data": None, "base_numbers": None}
+    assert state == {**WHOLE, "step": 3, "tensors": count, "job": None, "data": None, "base_numbers": None, "evaluated": None}
     steps(again, other, 3, first=3)
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
 

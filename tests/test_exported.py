@@ -19,7 +19,7 @@ from hetpipe.planning import registry
 from hetpipe.processes.world import alone
 from hetpipe.spec.job import Job
 from hetpipe.spec.sections.export import MARK
-from hetpipe.training.exported import export_run, install
+from hetpipe.training.results.exported import export_run, install
 from tests.support.jobs import STATE
 
 WEIGHTS = "model.safetensors"
@@ -52,7 +52,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def test_what_is_damaged_is_written_anew_and_what_others_put_there_stays(ended: Job) -> None:
     """A run that was finished said that the weights were there, and they were not."""
-    assert export_run(ended) == Path("out/model")
+    assert export_run(ended) == (Path("out/model"), 1)
     wanted = load_file(f"out/model/{WEIGHTS}")
     Path("out/model/README.md").write_text("mine")
     Path("out/model/notes").mkdir()

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 
 import hetpipe
 from bench.reference import ReferenceEngine, train_reference
-from hetpipe.building.build import build_data, build_layers, build_loss, build_metric, build_model
+from hetpipe.building.build import build_data, build_layers, build_loss, build_model
 from hetpipe.building.data import fetch
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.evaluated import counted_by
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread
@@ -62,7 +63,7 @@ def test_unequal_replicas_train_as_one_device_does_with_all_logits(name: str, tr
         losses.append(reference.step((tokens, mask), targets))
         optimizer.step()
     tokens, mask, targets = samples(3)
-    seen, state = reference.evaluate((tokens, mask), targets, build_metric(PLAIN)), reference.layers.state_dict()
+    seen, state = reference.evaluate((tokens, mask), targets, counted_by(PLAIN)), reference.layers.state_dict()
     for rank in trained:
         assert rank[name]["losses"] == pytest.approx(losses, abs=1e-10, rel=0)
         assert rank[name]["seen"].loss == pytest.approx(seen.loss, abs=1e-10)

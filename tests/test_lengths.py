@@ -19,8 +19,8 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.spec.job import ProfileSection
 from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.spec.profiles.measurement import Measurement
+from hetpipe.training.results.table import train_table
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
-from hetpipe.training.table import train_table
 from tests.support.nets import LENGTH, batch, build
 from tests.support.ranks import cluster_of
 

@@ -158,8 +158,8 @@ def test_lengths_and_sizes_are_checked(
 
 
 def test_test_samples_are_no_longer_than_memory_is_planned_for(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"largest size of the test samples is 16, and that of the training .*, 8: give"):
-        build_data(own_job(tmp_path, "steps", data={"target": "tests.support.user_parts:steps", "args": {"largest": 16}}))
+    with pytest.raises(InputError, match=r"samples that are evaluated is 24, more than 2 times 8, that of the training .*: give"):
+        build_data(own_job(tmp_path, "steps", data={"target": "tests.support.user_parts:steps", "args": {"largest": 24}}))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from hetpipe.building.content import Content
 from hetpipe.building.data import EpochSampler
 from hetpipe.building.feed import Feed, Reading
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.best import Best
 from hetpipe.checkpoints.checkpoint import PART, CheckpointError, begin, complete
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.checkpoints.state_tensors import state_keys
@@ -27,6 +28,7 @@ from hetpipe.processes import whereabouts
 from hetpipe.processes.world import World, alone
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.spec.job import CheckpointSection, Job
+from hetpipe.spec.sections.evaluate import EvaluateSection
 from tests.support.memory_store import STATE, MemoryStore, on_threads
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
@@ -111,7 +113,15 @@ def test_a_jobs_run_takes_the_store_that_it_is_given(capsys: pytest.CaptureFixtu
             section=section,
             store=store,
             content=Content(samples=50),
-            run=RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=feed),
+            run=RunState(
+                train=job.train,
+                engine=engine,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                feed=feed,
+                best=Best(EvaluateSection()),
+                evaluated_samples=0,
+            ),
         )
         for feed in feeds
     ]

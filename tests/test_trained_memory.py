@@ -19,8 +19,8 @@ from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
+from hetpipe.training.results.table import memory_table
 from hetpipe.training.runlog import TrainResult
-from hetpipe.training.table import memory_table
 from tests.support.chats import chat_of, lines, tokenizer
 from tests.support.jobs import MLP, POINTS, Folder, train
 from tests.support.runs import alone, reference, trained

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.partitioners.zorse_profiles import PREFIX, ZORSE, measured
-from hetpipe.building.data_folder import find_data
+from hetpipe.building.datasets import find_data
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.options import memory_bytes
 from hetpipe.spec.profile import Profile

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from hetpipe.building.data_folder import find_data
+from hetpipe.building.datasets import find_data
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.profiles.measurement import Measurement

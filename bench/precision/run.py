@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bench.partitioners.clusters import Case, cluster
 from bench.partitioners.zorse_profiles import PREFIX, TOKENS, imported, thinned
-from hetpipe.building.data_folder import data_folder
+from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.planning.partition import PartitionError

@@ -23,7 +23,7 @@ from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import DEFAULTS, System, mean_error, predict_all
 from bench.prediction.runs import Run, read_runs
 from bench.prediction.vtrain import predict_from_zorse, predict_pipelines
-from hetpipe.building.data_folder import data_folder, find_data
+from hetpipe.building.datasets import data_folder, find_data
 from hetpipe.cli.commands import main
 from hetpipe.spec.cluster import RuntimeOverhead
 

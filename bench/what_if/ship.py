@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetpipe.building.data_folder import data_folder
+from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hetpipe.building.data_folder import data_folder
+from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.zorse_cluster import zorse_cluster

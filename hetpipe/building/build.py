@@ -13,6 +13,7 @@ from torch import nn
 
 from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.evaluated import evaluated_section, refuse_nothing
 from hetpipe.building.fused import fused_loss, labels_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.building.masked import extras_of, masked_first
@@ -20,15 +21,13 @@ from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.adapters.adapt import adapted
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
-from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
-from hetpipe.layers.model import LOSSES, Loss, Model, accuracy, class_weight, cross_entropy, select
+from hetpipe.layers.model import LOSSES, Loss, Model, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, stays, torch_type, turn
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.layers.trials.rows import ROWS
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
-from hetpipe.runtime.base import Metric
 from hetpipe.spec.guesses import OPTIMIZER
 from hetpipe.spec.job import Job, LossSection, Named
 from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed
@@ -47,6 +46,7 @@ _SCHEDULERS_REFUSED = {
 }
 TRIED_STEPS = 10_000  # of a schedule, before anything is measured
 SAMPLES = 8  # of the data that are looked at, likewise
+LARGER = 2  # times as long as those that train samples may be that run forward only
 
 
 def _call(function: Callable[..., Any], arguments: Mapping[str, Any], what: str, *, theirs: bool = False) -> Any:
@@ -73,26 +73,46 @@ def _function(section: Named, find: Callable[[str], Callable[..., Any]]) -> Call
 
 
 def build_data(job: Job) -> DataSplits:
-    """The job's training and test samples."""
-    function, theirs = _function(job.data, registry.dataset), job.data.target is not None
+    """The job's training samples, and those that are evaluated."""
+    function = _function(job.data, registry.dataset)
+    splits = _splits(job.data, function, "data")
+    if len(splits.train) == 0:  # type: ignore[arg-type]
+        raise InputError(f"data {job.data.label!r} has no training samples")
+    if job.evaluate is not None and job.evaluate.data is not None:
+        section = evaluated_section(job, job.evaluate.data, function)
+        own = _splits(section, _function(section, registry.dataset), "evaluate.data")
+        if own.names != splits.names:
+            raise InputError(
+                f"evaluate.data {section.label!r} gives {_inputs(own)}, and data {job.data.label!r} {_inputs(splits)}: a model "
+                "takes both alike, so let both give the same"
+            )
+        splits = replace(splits, test=own.train)
+    refuse_nothing(job, held_out=splits.test is not None and len(splits.test) > 0)  # type: ignore[arg-type]
+    _refuse_larger(splits, job)
+    return with_labels(splits, job.loss) if _labels(job) else splits
+
+
+def _inputs(splits: DataSplits) -> str:
+    return "(" + ", ".join(splits.names) + ")" if splits.names is not None else "inputs without names"
+
+
+def _splits(section: Named, function: Callable[..., Any], key: str) -> DataSplits:
+    what = f"{key} {section.label!r}"
     with drawing("data"):  # the same on every rank, and after a resume
-        splits = _call(function, job.data.args, f"data {job.data.label!r}", theirs=theirs)
+        splits = _call(function, section.args, what, theirs=section.target is not None)
     if isinstance(splits, tuple) and len(splits) == 2:
         splits = DataSplits(train=splits[0], test=splits[1])
     if not isinstance(splits, DataSplits):
-        raise InputError(f"data {job.data.label!r} must return DataSplits(train, test) or a pair, found {type(splits).__name__}")
+        raise InputError(f"{what} must return DataSplits(train, test) or a pair, found {type(splits).__name__}")
     for part, samples in (("training", splits.train), ("test", splits.test)):
         if samples is not None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise InputError(
-                f"data {job.data.label!r}: the {part} samples are of type {type(samples).__name__}, which has no "
+                f"{what}: the {part} samples are of type {type(samples).__name__}, which has no "
                 "length or no index: give a map-style dataset, or a list of (inputs, target)"
             )
         if samples is not None:
-            check_lengths(samples, f"data {job.data.label!r}, {part} samples")
-    if len(splits.train) == 0:  # type: ignore[arg-type]
-        raise InputError(f"data {job.data.label!r} has no training samples")
-    _refuse_larger(splits, job)
-    return with_labels(splits, job.loss) if _labels(job) else splits
+            check_lengths(samples, f"{what}, {part} samples")
+    return splits
 
 
 def _labels(job: Job) -> dict[str, Any]:
@@ -100,13 +120,14 @@ def _labels(job: Job) -> dict[str, Any]:
 
 
 def _refuse_larger(splits: DataSplits, job: Job) -> None:
-    """InputError if test samples are padded to more than memory is planned for."""
+    """InputError if samples are evaluated that are padded to more than memory is planned for: that of a forward and a backward,
+    which is more than twice that of a forward alone."""
     train: Any = splits.train
     test: Any = splits.test
-    if isinstance(train, Ragged) and isinstance(test, Ragged) and test.sizes[-1] > train.sizes[-1]:
+    if isinstance(train, Ragged) and isinstance(test, Ragged) and test.sizes[-1] > LARGER * train.sizes[-1]:
         raise InputError(
-            f"data {job.data.label!r}: the largest size of the test samples is {test.sizes[-1]}, and that of the training "
-            f"samples, for which memory is planned, {train.sizes[-1]}: give both the same sizes"
+            f"data {job.data.label!r}: the largest size of the samples that are evaluated is {test.sizes[-1]}, more than "
+            f"{LARGER} times {train.sizes[-1]}, that of the training samples, for which memory is planned: give both one size"
         )
 
 
@@ -128,13 +149,6 @@ def build_loss(section: LossSection) -> Loss:
             function = partial(cross_entropy, ignore_index=section.ignore_index)
     weight = registry.load_target(section.weight_fn) if section.weight_fn is not None else section.weight
     return Loss(function=function, weight=weight, ignore_index=section.ignore_index)
-
-
-def build_metric(loss: Loss) -> Metric | None:
-    """What to count in an evaluation beside the loss: for cross-entropy, the correct predictions."""
-    of: Any = getattr(loss.function, "func", loss.function)
-    counts = {cross_entropy: accuracy, fused_cross_entropy: fused_accuracy}.get(of)
-    return partial(counts, ignore_index=loss.ignore_index) if counts is not None else None
 
 
 def check_training(job: Job) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hetpipe.building.data_folder import data_folder
 from hetpipe.files.messages import InputError
 
 Sample = tuple[Tensor, Tensor]
@@ -82,6 +81,7 @@ class Vectors(Samples):
         return self.inputs[indices], self.targets[indices]
 
 
+VARIABLE = "HETPIPE_DATA"  # the environment variable that names the folder of data that is not in the repository
 CIFAR10_FOLDER = "cifar-10-batches-bin"
 CIFAR10_IMAGE_SHAPE = (3, 32, 32)  # red, green, blue planes
 CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32  # one label byte, then the pixels
@@ -89,6 +89,23 @@ CIFAR10_TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6)
 CIFAR10_TEST_FILES = ("test_batch.bin",)
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # per channel, of the 50,000 training images scaled to [0, 1]
 CIFAR10_DEVIATION = (0.2470, 0.2435, 0.2616)
+
+
+def find_data(name: str) -> Path | None:
+    """The folder `name` in HETPIPE_DATA; None where the variable is not set, or there is no such folder."""
+    root = os.environ.get(VARIABLE)
+    found = os.path.join(os.path.expanduser(root), name) if root else ""
+    return Path(found) if root and os.path.isdir(found) else None
+
+
+def data_folder(name: str, otherwise: str) -> Path:
+    """As `find_data`; an InputError says what to set, or what to give `otherwise`."""
+    found = find_data(name)
+    if found is None:
+        root = os.environ.get(VARIABLE)
+        why = f"the folder {root} of {VARIABLE} has none" if root else f"{VARIABLE} is not set"
+        raise InputError(f"no folder {name!r}: {why}; set {VARIABLE} to the folder that holds it, or {otherwise}")
+    return found
 
 
 def cifar10(folder: str | None = None, normalize: bool = True, limit: int | None = None) -> DataSplits:

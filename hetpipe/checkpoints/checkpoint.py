@@ -113,9 +113,9 @@ class Begun:
     world: World
     shard: tuple[int, int]
 
-    def finish(self, keep: int) -> Stored:
-        """Write it from all ranks; then keep only the newest `keep`. On every rank InputError if there is no room for it;
-        CheckpointError if it cannot be written: nothing of it is left then."""
+    def finish(self, keep: int, spared: str | None = None) -> Stored:
+        """Write it from all ranks; then keep only the newest `keep`, and the one whose name is `spared`. On every rank InputError
+        if there is no room for it; CheckpointError if it cannot be written: nothing of it is left then."""
         store, world, needed = self.store, self.world, sum(self.sizes.values())
         final, pending = store.stored(name_of(self.step)), store.begin(self.step)
         try:
@@ -134,7 +134,7 @@ class Begun:
             if world.is_main:
                 pending.abandon()
             raise
-        world.on_main(lambda: _forget(store, final, keep))
+        world.on_main(lambda: _forget(store, final, keep, spared))
         return final
 
 
@@ -185,10 +185,11 @@ def _check_all_there(pending: Pending, files: Mapping[str, Written]) -> None:
             raise RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
 
 
-def _forget(store: Store, final: Stored, keep: int) -> None:
+def _forget(store: Store, final: Stored, keep: int, spared: str | None) -> None:
     for old in complete(store)[:-keep]:
         try:
-            old.remove()
+            if old.name != spared:
+                old.remove()
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint {final} is written, but {old}, older than the {keep} that are kept, cannot be removed: {error}"

@@ -18,6 +18,7 @@ from hetpipe.building.content import Content
 from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.best import Best
 from hetpipe.checkpoints.origin.base import KEY as BASE
 from hetpipe.checkpoints.origin.base import begun_in, other_base, pinned_base
 from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_key, numbers_of_base
@@ -27,7 +28,7 @@ from hetpipe.checkpoints.origin.revision import is_another, pinned, to_set_back
 from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
-from hetpipe.checkpoints.stores.store import Store, Stored
+from hetpipe.checkpoints.stores.store import Store, Stored, name_of
 from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, said_of, take_over
 from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError, listed, shown
@@ -167,6 +168,8 @@ class RunState:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     feed: Feed
+    best: Best
+    evaluated_samples: int  # of each evaluation
 
     def plain(self) -> dict[str, Any]:
         """All but its tensors: the same on every rank."""
@@ -177,6 +180,7 @@ class RunState:
             "scheduler_state": plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
             "scheduled": scheduled(self.optimizer),
             "loss_scale": self.engine.loss_scale.state_dict(),
+            **({"evaluated": found} if (found := self.best.state_dict()) is not None else {}),
         }
 
     def take_over(self, state: TrainerState, source: str, *, scheduled: bool = True) -> None:
@@ -190,6 +194,8 @@ class RunState:
             take_over(self.scheduler, self.optimizer, state)
         if state.loss_scale is not None:
             self.engine.loss_scale.load_state_dict(state.loss_scale.model_dump())
+        if (note := self.best.take_over(state.evaluated, self.evaluated_samples)) is not None and self.engine.world.is_main:
+            warn(note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +240,7 @@ class Saved:
         self.run.take_over(state, f"checkpoint {newest}", scheduled=not self._begins_anew(newest, state))
         resumes_from(f"step {state.step}, {newest}")
         if world.is_main:
-            say(resumed(newest, state.step, total))
+            say(resumed(newest, state.step, total, self.run.best))
             if note is not None:
                 warn(note)
         return state
@@ -296,14 +302,20 @@ class Saved:
             **self.run.plain(),
         }
         begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, engine.shard)
-        saved = begun.finish(self.section.keep)
+        best = self.run.best.saved
+        saved = begun.finish(self.section.keep, spared=name_of(best.step) if best is not None else None)
         resumes_from(f"step {step}, {saved}")
         return saved
 
 
-def resumed(newest: Path | Stored, step: int, total: int) -> str:
+def resumed(newest: Path | Stored, step: int, total: int, best: Best | None = None) -> str:
     """What is said of the checkpoint from which a run goes on, or with which it had ended."""
     anew = "to start anew, name another checkpoint.folder, or remove that one"
+    if best is not None and best.is_over and step < total:
+        return (
+            f"this run has ended early, at step {step} of {total}, after {best.told}: to go on from {newest}, give it more "
+            f"evaluate.patience; {anew}"
+        )
     if step >= total:
         return f"this run is finished: {newest} is of step {step}, the job has {total}; to go on, give it more steps; {anew}"
     return f"resuming from {newest}; {anew}"

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hetpipe.building.content import Content
+from hetpipe.checkpoints.best import SavedBest
 from hetpipe.checkpoints.digests import Digest, Written, digest_of
 from hetpipe.checkpoints.schedule import Scheduled, state_differences
 from hetpipe.checkpoints.stores.store import Stored
@@ -122,9 +123,10 @@ SamplerPosition = EpochPosition  # a union by `kind` as soon as data may come in
 
 class TrainerState(SavedState):
     """Of a job's run: its place in the data, optimizer and schedule. `loss` is that of the last step; `job` is what the run
-    depended on (see `resume`), `data` what was in its data."""
+    depended on (see `resume`), `data` what was in its data; `evaluated` is given once evaluations were compared."""
 
     loss: Number | None = None
+    evaluated: SavedBest | None = None
     data: Content | None = None
     sampler: SamplerPosition
     optimizer: Name

@@ -319,8 +319,8 @@ def train(
     with nothing_else(as_json):
         start_server(modules_of(job))
         with importing(), Activity("starting: importing torch", shown=place().local_rank == 0):
+            from hetpipe.training.results.table import train_table
             from hetpipe.training.start import train_everywhere, train_rank
-            from hetpipe.training.table import train_table
 
         result = train_everywhere(job, train_rank)
     if result is None:

@@ -36,6 +36,8 @@ class Asked:
     template: str | None = None
     thinking: str | None = None
     columns: str | None = None
+    evaluated: str | None = None
+    early_stop: int | None = None
     cluster: str | None = None
     emulate: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -58,6 +60,17 @@ class Asked:
             )
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
             raise InputError(f"--lr {self.rate}: write a number of at least 0, such as 2e-4")
+
+    @property
+    def evaluated_part(self) -> float | None:
+        """Which part of the data is held out, where --eval is a number. InputError if it is none from 0 to below 1."""
+        try:
+            part = float(self.evaluated or "")
+        except ValueError:
+            return None
+        if not 0 <= part < 1:
+            raise InputError(f"--eval {self.evaluated}: write a file, or the part of the data that is held out, such as 0.1")
+        return part
 
     @property
     def adapter_keys(self) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple, get_args
 
+from hetpipe.building.evaluated import HELD_OUT
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.kinds import Found
@@ -25,24 +26,14 @@ CLIP = 1.0
 LENGTH_KEY = {"chat": "length", "instructions": "length", "text": "context"}
 CHECKPOINTS, LOG, CLUSTER_FILE, JOB_FILE = "checkpoints", "run", "cluster.yaml", "job.yaml"  # in the folder of a run
 ADAPTER, MODEL = "adapter", "model"  # there, too: what is exported
+EVALUATIONS = 10  # of a run, unless it is said how often
 
 
 def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -> dict[str, Any]:
     """The job but for what hangs on the model and the data. `cluster`: None where the devices are those that are here; `cards`:
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
     adapter, precision = asked.adapter_keys, precision_of(asked.precision, cluster, cards=cards)
-    data: dict[str, Any] = {**found.files, "tokenizer": asked.words}
-    if found.kind == "text" and asked.of_records:
-        option = next(iter(asked.of_records))
-        raise InputError(
-            f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
-            "are plain text, all of which is learned: leave it out"
-        )
-    data |= asked.of_records
-    if asked.named_columns is not None:
-        data["columns"] = asked.named_columns
-    if asked.length is not None:
-        data[LENGTH_KEY[found.kind]] = asked.length
+    data, evaluate = _data(asked, found), _evaluation(asked, found)
     rate = asked.rate if asked.rate is not None else RATES["lora" if adapter else "full"]
     train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
     if asked.global_batch is not None:
@@ -57,6 +48,8 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     if asked.cluster is not None or asked.emulate:
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
     job["train"] = train
+    if evaluate is not None:
+        job["evaluate"] = evaluate
     job |= {"checkpoint": {"folder": f"{asked.out}/{CHECKPOINTS}"}, "log": {"folder": f"{asked.out}/{LOG}"}}
     job["export"] = {"folder": f"{asked.out}/{ADAPTER if adapter is not None else MODEL}"}
     found_job = apply_settings(job, asked.settings)
@@ -65,6 +58,35 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     if asked.epochs is None and (found_job["train"] or {}).get("steps") is not None:
         found_job["train"].pop("epochs", None)  # --set train.steps=50 says the length
     return found_job
+
+
+def _data(asked: Asked, found: Found) -> dict[str, Any]:
+    """The arguments of the data."""
+    data: dict[str, Any] = {**found.files, "tokenizer": asked.words}
+    if found.kind == "text" and asked.of_records:
+        option = next(iter(asked.of_records))
+        raise InputError(
+            f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
+            "are plain text, all of which is learned: leave it out"
+        )
+    data |= asked.of_records
+    if asked.named_columns is not None:
+        data["columns"] = asked.named_columns
+    if asked.evaluated is not None:
+        data[HELD_OUT] = asked.evaluated_part or 0
+    if asked.length is not None:
+        data[LENGTH_KEY[found.kind]] = asked.length
+    return data
+
+
+def _evaluation(asked: Asked, found: Found) -> dict[str, Any] | None:
+    """The section `evaluate`; None where nothing is said of it."""
+    if asked.evaluated is None and asked.early_stop is None:
+        return None
+    section: dict[str, Any] = {"patience": asked.early_stop} if asked.early_stop is not None else {}
+    if asked.evaluated is not None and asked.evaluated_part is None:
+        section["data"] = {"args": {next(iter(found.files)): asked.evaluated}}
+    return section
 
 
 def precision_of(given: str | None, cluster: Cluster | None, *, cards: bool) -> str | dict[str, str] | None:
@@ -150,7 +172,7 @@ class DataFacts(NamedTuple):
 def filled(found: Mapping[str, Any], model: ModelFacts, data: DataFacts | None) -> dict[str, Any]:
     """The draft with a value for each key that it leaves open: samples are of 2048 tokens at most, and of no more than the model
     has positions for; rows are packed where the model tells samples apart, and as long as the longest sample; a step has 32 of
-    them, or all that there are; the schedule goes over all steps."""
+    them, or all that there are; the schedule goes over all steps; a run that evaluates does so ten times."""
     content, left = copy.deepcopy(dict(found)), set(open_keys(found))
     args, train = content["data"].setdefault("args", {}), content["train"]
     length = LENGTH_KEY.get(content["data"].get("name"), "")
@@ -169,6 +191,8 @@ def filled(found: Mapping[str, Any], model: ModelFacts, data: DataFacts | None) 
         train["scheduler"] = {**schedule(steps_of(train, rows) - begin), "from_step": begin} if rows is not None else None
     elif ("train", "scheduler") in left and rows is not None:
         train["scheduler"] = schedule(steps_of(train, rows))
+    if isinstance(evaluate := content.get("evaluate"), dict):
+        evaluate.setdefault("every_steps", max(1, steps_of(train, rows) // EVALUATIONS) if rows is not None else 1)
     return content
 
 

@@ -67,7 +67,8 @@ def unpacked(found: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
 def data_text(job: Job, data: DataFacts) -> str:
     """`180 chats to train on, 20 held out; 11,020 tokens, 4,100 of them learned; packed into 47 rows of 256 tokens`."""
     args, noun = job.data.args, COUNTED.get(job.data.label, "sample")
-    parts = [f"{counted(data.train, noun)} to train on{f', {data.test} held out' if data.test else ''}"]
+    held = "to evaluate" if job.evaluate is not None else "held out"
+    parts = [f"{counted(data.train, noun)} to train on{f', {data.test} {held}' if data.test else ''}"]
     if data.tokens is not None:
         some = f", {data.learned:,} of them learned" if data.learned not in (None, data.tokens) else ""
         parts.append(f"{data.tokens:,} tokens{some}")

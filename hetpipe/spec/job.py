@@ -21,6 +21,7 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.precisions import PrecisionChoice, in_job, precision_faults, turns
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.sections.adapter import AdapterSection
+from hetpipe.spec.sections.evaluate import EvaluateSection
 from hetpipe.spec.sections.export import ExportSection
 from hetpipe.spec.sections.numbers import ArithmeticSection, LossScaleSection
 from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed, refuse_text
@@ -240,6 +241,7 @@ class Job(Document):
     profiler: ProfileSection = ProfileSection()
     plan: PlanSection = PlanSection()
     train: TrainSection
+    evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
     log: LogSection | None = None
     export: ExportSection | None = None
@@ -252,6 +254,14 @@ class Job(Document):
             )
         if self.export is not None and self.export.merge and self.adapter is None:
             raise ValueError("export.merge adds adapters to the model, and there is no section 'adapter': leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_once(self) -> Self:
+        if self.evaluate is not None and self.train.evaluate_samples is not None:
+            raise ValueError(
+                "train.evaluate_samples and evaluate.samples both say how many samples are measured: leave the first out"
+            )
         return self
 
     @model_validator(mode="after")

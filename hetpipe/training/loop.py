@@ -12,16 +12,15 @@ from typing import NamedTuple
 
 import torch
 
-from hetpipe.building.build import build_metric, build_scheduler, optimizer_factory
-from hetpipe.building.data import EpochSampler, Ragged, size_for
-from hetpipe.building.feed import Ask, Batch, Feed, Reading
+from hetpipe.building.build import build_scheduler, optimizer_factory
+from hetpipe.building.data import EpochSampler, Ragged
+from hetpipe.building.feed import Batch, Feed, Reading
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
-from hetpipe.processes.progress import Activity, warn
+from hetpipe.processes.progress import say, warn
 from hetpipe.processes.stopping import RunStopped, StopRequest
 from hetpipe.processes.whereabouts import resume
-from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -29,9 +28,10 @@ from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.spec.job import Job
 from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.director import Director, Event, OnePlan
+from hetpipe.training.evaluation import Evaluator
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
-from hetpipe.training.observers.records import CheckpointRecord, EvaluationRecord, RunRecord
+from hetpipe.training.observers.records import CheckpointRecord, RunRecord
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session
 
@@ -40,17 +40,15 @@ ADVICE = (
     "takes from elsewhere (a generator of its own, a clock, a file that is written meanwhile) is not: draw from these"
 )
 LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at fault
-EVALUATED_STEPS = 4  # unless the job says otherwise, as many test samples are evaluated as so many steps train
 
 
 class Taken(NamedTuple):
-    """A step that is over, the `number`-th of the run. `last`: of the run. `stops`: a rank has asked to end the leg with it."""
+    """A step that is over, the `number`-th of the run. `stops`: a rank has asked to end the leg with it."""
 
     number: int
     loss: float
     norm: float | None
     batch: Batch
-    last: bool
     stops: bool
 
 
@@ -75,7 +73,16 @@ class Loop:
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total - begin)
         if engine.world.is_main:
             _note_end_of_schedule(job, self.total)
-        self.state = RunState(train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed)
+        self.evaluator = Evaluator(job, session, engine, self.reading, self._own)
+        self.state = RunState(
+            train=job.train,
+            engine=engine,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            feed=self.feed,
+            best=self.evaluator.best,
+            evaluated_samples=self.evaluator.count,
+        )
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
@@ -83,8 +90,9 @@ class Loop:
         if job.checkpoint is not None:
             self.saved = Saved(job=job, section=job.checkpoint, run=self.state, content=session.content)
         self.after: list[tuple[Callable[[Taken], bool], Callable[[Taken, Observers], None]]] = [
-            (lambda step: step.last, self._compare_replicas),
             (lambda step: True, self._tell),
+            (lambda step: self.evaluator.is_due(step.number, last=self._is_last(step)), self._evaluate),
+            (self._is_last, self._compare_replicas),
             (self._saves, self._save),
         ]
 
@@ -104,17 +112,8 @@ class Loop:
             if self.over.step < self.total:
                 self.metrics.collect()
                 return self.result
-            self.result.evaluation = self._evaluate()
-            if (found := self.result.evaluation) is not None:
-                observers.evaluated(
-                    EvaluationRecord(
-                        step=self.total,
-                        loss=found.loss,
-                        accuracy=found.metric,
-                        samples=self.result.evaluated_samples,
-                        test_samples=self.result.test_samples,
-                    )
-                )
+            if self.evaluator.done is None or self.evaluator.done[0] != self.total:
+                self._note_evaluation(self.total, observers)
             self.metrics.collect()
         return self.result
 
@@ -141,9 +140,11 @@ class Loop:
                 self.metrics.begin_step()
                 batch = next(batches)
                 loss, norm = self._step(step, batch)
-                self._after(Taken(step + 1, loss, norm, batch, step + 1 == self.total, engine.asked_to_stop), observers)
+                self._after(Taken(step + 1, loss, norm, batch, engine.asked_to_stop), observers)
                 if engine.asked_to_stop and (found := self._ended(step + 1, stop)) is not None:
                     return found
+                if step + 1 == self.total:  # by now, if the run ends early
+                    return Event("end", step + 1, engine.plan)
         return Event("end", max(start, end), engine.plan)
 
     def _ended(self, done: int, stop: StopRequest) -> Event | None:
@@ -211,17 +212,23 @@ class Loop:
                 action(step, observers)
         self.metrics.pause(began)
 
+    def _is_last(self, step: Taken) -> bool:
+        return step.number == self.total
+
     def _compare_replicas(self, step: Taken, observers: Observers) -> None:
         self.engine.check_replicas()
 
     def _tell(self, step: Taken, observers: Observers) -> None:
         rate = self.state.optimizer.param_groups[0]["lr"]
-        record = self.metrics.record(step.number, step.batch, last=step.last, learning_rate=rate, norm=step.norm)
+        record = self.metrics.record(step.number, step.batch, last=self._is_last(step), learning_rate=rate, norm=step.norm)
         observers.stepped(record)
         self._found = self._found or self.director.watch(record)
 
     def _saves(self, step: Taken) -> bool:
-        return self.saved is not None and (step.last or step.stops or step.number % self.saved.section.every_steps == 0)
+        if self.saved is None:
+            return False
+        is_best = self.evaluator.best.saved is not None and self.evaluator.best.saved.step == step.number
+        return is_best or self._is_last(step) or step.stops or step.number % self.saved.section.every_steps == 0
 
     def _save(self, step: Taken, observers: Observers) -> None:
         assert self.saved is not None
@@ -229,31 +236,21 @@ class Loop:
         if checkpoint is not None:
             observers.saved(CheckpointRecord(step=step.number, where=str(checkpoint)))
 
-    def _evaluate(self) -> Evaluation | None:
-        """The test samples (as many as `evaluate_samples` says) in global batches: mean loss and, for classes, accuracy."""
-        test, most = self.session.data.test, self.section.evaluate_samples
-        count = self.result.test_samples = len(test) if test is not None else 0  # type: ignore[arg-type]
-        if most != "all":
-            count = min(count, EVALUATED_STEPS * self.section.global_batch if most is None else most)
-        if test is None or count == 0:
-            return None
-        self.result.evaluated_samples = count
-        metric = build_metric(self.session.model.loss)
-        losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
-        batches = torch.split(torch.arange(count), self.section.global_batch)
-        seed = self.feed.sampler.seed
-        asked = (Ask.of(self._own(batch), seed, "test", size=size_for(test, batch)) for batch in batches)
-        with (
-            Activity("evaluating", len(batches), shown=self.engine.world.is_main) as activity,
-            self.reading.open(test, asked, lambda: "test samples") as reader,
-        ):
-            for inputs, targets in reader:
-                found = self.engine.evaluate(inputs, targets, metric)
-                losses, weight = losses + found.loss * found.weight, weight + found.weight
-                hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
-                activity.advance(f"loss {losses / (weight or 1.0):.4f}")
-        mean = hits / (counted or 1.0) if metric is not None else None
-        return Evaluation(losses / (weight or 1.0), mean, weight, counted)
+    def _evaluate(self, step: Taken, observers: Observers) -> None:
+        self._note_evaluation(step.number, observers, inner=True)
+        if self.evaluator.best.is_over and step.number < self.total:
+            if self.engine.world.is_main:
+                say(f"the run ends early, after step {step.number} of {self.total}: {self.evaluator.best.told}")
+            self.total = step.number
+
+    def _note_evaluation(self, step: int, observers: Observers, *, inner: bool = False) -> None:
+        record = self.evaluator.run(step, inner=inner)
+        if record is not None:
+            assert self.evaluator.done is not None
+            self.result.evaluation = self.evaluator.done[1]
+            self.result.evaluations.append(record)
+            self.result.best = self.evaluator.best.saved if self.evaluator.section.every_steps is not None else None
+            observers.evaluated(record)
 
     def _resume(self) -> int:
         if self.done is not None:
@@ -262,6 +259,8 @@ class Loop:
         if state is None:
             return 0
         self.result.loss_before = state.loss
+        if self.evaluator.best.is_over:
+            self.total = min(self.total, state.step)
         return state.step
 
 

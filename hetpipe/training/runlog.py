@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
 
+from hetpipe.checkpoints.best import SavedBest
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import cut
 from hetpipe.files.writing import write_text
@@ -26,6 +27,7 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
 from hetpipe.study.make import make_study
+from hetpipe.training.observers.records import EvaluationRecord
 
 WARMUP_STEPS = 2
 Number = TypeVar("Number", int, float)
@@ -33,10 +35,11 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(kw_only=True)
 class TrainResult:
-    """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01
-    where an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of
-    the run that was resumed. `step_numbers`: how many numbers a sample of each step has (left out: all as many), by which steps
-    differ as the profile's `lengths` say. `exported`: where its weights are."""
+    """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01 where
+    an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of the
+    run that was resumed. `step_numbers`: how many numbers a sample of each step has (left out: all as many), by which steps
+    differ as the profile's `lengths` say. `best`: which evaluation was, where they were compared while the run went on.
+    `exported`: where its weights are, and of which step (`exported_step`)."""
 
     plan: Plan | None
     losses: list[float] = field(default_factory=list)
@@ -45,8 +48,8 @@ class TrainResult:
     first_step: int = 0
     loss_before: float | None = None
     evaluation: Evaluation | None = None
-    evaluated_samples: int = 0
-    test_samples: int = 0
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+    best: SavedBest | None = None
     measured: Timeline | None = None
     predicted: Timeline | None = None
     overrun_fraction: float = 0.0
@@ -54,6 +57,7 @@ class TrainResult:
     step_numbers: list[int] = field(default_factory=list)
     lengths: Sequence[LengthFactor] = ()
     exported: Path | None = None
+    exported_step: int | None = None
 
     @property
     def usual_step_seconds(self) -> float:
@@ -103,20 +107,28 @@ class TrainResult:
         }
         if self.predicted is not None:
             found["predicted_step_seconds"] = self.predicted_step_seconds
-        if self.evaluation is not None:
-            found |= {
-                "test_loss": number(self.evaluation.loss),
-                "test_accuracy": self.evaluation.metric,
-                "test_samples": self.evaluated_samples,
-            }
+        if self.evaluations:
+            found |= evaluation_keys(self.evaluations[-1])
+        if self.best is not None:
+            found["best"] = {"step": self.best.step, self.best.metric: self.best.value}
         if self.exported is not None:
-            found["exported"] = str(self.exported)
+            found |= {"exported": str(self.exported), "exported_step": self.exported_step}
         if self.measured is not None:
             found["peak_bytes"] = self.peak_bytes
             if self.predicted is not None:
                 found["predicted_peak_bytes"] = dict(self.predicted.peak_bytes)
             found["utilisation"] = {d: 1 - b for d, b in self.measured.bubble_fraction().items()}
         return found
+
+
+def evaluation_keys(found: EvaluationRecord) -> dict[str, Any]:
+    """An evaluation as it stands in summary.json and metrics.jsonl."""
+    keys: dict[str, Any] = {"test_loss": number(found.loss), "test_accuracy": found.accuracy, "test_samples": found.samples}
+    if found.perplexity is not None:
+        keys["test_perplexity"] = found.perplexity
+    if found.metric is not None:
+        keys[f"test_{found.metric}"] = number(found.value) if found.value is not None else None
+    return keys
 
 
 def _steady(steps: list[Number]) -> list[Number]:

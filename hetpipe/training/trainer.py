@@ -16,8 +16,8 @@ from hetpipe.spec.job import SUMMARY_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.director import Director, Event, OnePlan
-from hetpipe.training.exported import export_run
 from hetpipe.training.legs import run_legs
+from hetpipe.training.results.exported import export_run
 from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
 from hetpipe.training.session import Request, Session, open_session, prepare
 
@@ -58,7 +58,8 @@ class Trainer:
             assert result.plan is not None
             write_folder(folder, result.plan, profile, result)  # of a run that was finished, what it left stays
             write_report(folder, result.plan, profile, session.cluster, result.measured)
-        result.exported = export_run(job)
+        if (exported := export_run(job)) is not None:
+            result.exported, result.exported_step = exported
         return result
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpipe.building.data_folder import find_data
+from hetpipe.building.datasets import find_data
 
 
 def external(name: str) -> tuple[Path, pytest.MarkDecorator]:

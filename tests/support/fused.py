@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetpipe.building.build import build_metric
+from hetpipe.building.evaluated import counted_by
 from hetpipe.checkpoints import checkpoint
 from hetpipe.layers.losses.fused import fused_cross_entropy
 from hetpipe.layers.model import Loss, cross_entropy
@@ -64,7 +64,7 @@ def train(world: World, folder: str) -> dict[str, Any]:
             losses.append(engine.step(engine.share((tokens, mask, targets)), engine.share(targets)))
             optimizer.step()
         tokens, mask, targets = samples(3)
-        seen = engine.evaluate(engine.share((tokens, mask, targets)), engine.share(targets), build_metric(FUSED))
+        seen = engine.evaluate(engine.share((tokens, mask, targets)), engine.share(targets), counted_by(FUSED))
         state = {key: value.clone() for key, value in engine.state_dict().items()}
         saved = checkpoint.save(Path(folder) / name, 3, engine.stage, optimizer, STATE, world, 1)
         found[name] = {"losses": losses, "seen": seen, "state": state, "checkpoint": str(saved)}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.reference import ReferenceEngine
-from hetpipe.building.build import build_metric
+from hetpipe.building.evaluated import counted_by
 from hetpipe.layers.device import Emulation, one_thread
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, class_weight, cross_entropy, mse, select, split_rows
 from hetpipe.processes.whereabouts import describe_with
@@ -136,7 +136,7 @@ def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: in
         if case.evaluate is not None:
             whole = case.batch(sum(case.evaluate), 50 + step)
             inputs, targets = part(*whole, case.evaluate)
-            evaluations.append(engine.evaluate(inputs, targets, build_metric(case.loss())))
+            evaluations.append(engine.evaluate(inputs, targets, counted_by(case.loss())))
         if case.steps == 0:
             break
         shares = case.shares_of(step)

@@ -70,6 +70,11 @@ THINKING = (
     "answers. By default what each answer has."
 )
 COLUMNS = "What the data call their keys and roles: prompt=question,completion=answer, or role=speaker,assistant=bot."
+EVAL = (
+    "What is evaluated ten times in the run: a file of its own, or the part of the data that is held out (0.1). The adapter is "
+    "then that of the best evaluation. By default a tenth of the data is held out, and evaluated at the end."
+)
+EARLY_STOP = "End the run after so many evaluations without a better one (and evaluate, as --eval does)."
 CLUSTER = "cluster.yaml: which devices there are. By default all that are here."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
 EMULATE = f"Cards that CPU processes play, as name:memory:slowdown: '{EXAMPLE}'. Once for each machine."
@@ -92,6 +97,8 @@ def finetune(
     template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
     thinking: Annotated[str | None, typer.Option(help=THINKING)] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
+    evaluated: Annotated[str | None, typer.Option("--eval", help=EVAL, metavar="FILE|PART")] = None,
+    early_stop: Annotated[int | None, typer.Option("--early-stop", min=1, help=EARLY_STOP)] = None,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
     emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
     write_job: Annotated[
@@ -122,6 +129,8 @@ def finetune(
         template=template,
         thinking=thinking,
         columns=columns,
+        evaluated=evaluated,
+        early_stop=early_stop,
         cluster=cluster,
         emulate=tuple(emulate or ()),
         settings=tuple(settings or ()),
@@ -167,7 +176,7 @@ def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made
 def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
     from hetpipe.cli.finetune.table import how_to_load
     from hetpipe.finetune.draft import JOB_FILE
-    from hetpipe.training.table import train_table
+    from hetpipe.training.results.table import train_table
 
     job = f"{folder}/{JOB_FILE}"
     if as_json:
@@ -182,8 +191,10 @@ def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
         return
     out.print(train_table(found.result))
     if found.folder is not None:
-        what = "the adapter is" if made.job.adapter is not None else "the model is"
-        out.print(f"{what} in {found.folder}; to load it:\n\n{how_to_load(found, made.job)}\n", soft_wrap=True, highlight=False)
+        what = "the adapter" if made.job.adapter is not None else "the model"
+        of = f" of step {found.result.exported_step}, the best evaluation," if found.result.best is not None else ""
+        load = how_to_load(found, made.job)
+        out.print(f"{what}{of} is in {found.folder}; to load it:\n\n{load}\n", soft_wrap=True, highlight=False)
     out.print(
         f"the job is {job}; its log and report are in {made.job.log.folder if made.job.log is not None else folder}",
         soft_wrap=True,

@@ -13,9 +13,10 @@ MARK = "hetpipe_export.json"  # beside what a run has exported: which files thes
 
 
 class ExportSection(Strict):
-    """The folder into which the newest checkpoint's weights are written when all steps are done, as 'hetpipe export-weights'
-    writes them. What a run has exported there before is replaced; a folder that holds anything else is refused. `merge`: of a
-    model with adapters the whole, to which they are added."""
+    """The folder into which weights are written when all steps are done, of the checkpoint of the best evaluation if
+    evaluations were compared (`evaluate.every_steps`), else of the newest, as 'hetpipe export-weights' writes them. What a run
+    has exported there before is replaced; a folder that holds anything else is refused. `merge`: of a model with adapters the
+    whole, to which they are added."""
 
     guesses = guesses.EXPORT
     folder: Name

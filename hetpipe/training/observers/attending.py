@@ -61,7 +61,7 @@ class Observers:
             self._tell(one, lambda o: o.saved(checkpoint), f"that step {checkpoint.step} was saved")
 
     def evaluated(self, evaluation: EvaluationRecord) -> None:
-        """The test samples were evaluated."""
+        """Samples that do not train were evaluated."""
         for one in self._attending:
             self._tell(one, lambda o: o.evaluated(evaluation), "of the evaluation")
 

@@ -9,8 +9,8 @@ from typing import Any
 from hetpipe.files.writing import append_line, write_bytes
 from hetpipe.spec.job import METRICS_FILE
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import RunRecord, StepRecord
-from hetpipe.training.runlog import number
+from hetpipe.training.observers.records import EvaluationRecord, RunRecord, StepRecord
+from hetpipe.training.runlog import evaluation_keys, number
 
 
 class JsonLines(Observer):
@@ -18,10 +18,10 @@ class JsonLines(Observer):
 
     def began(self, run: RunRecord) -> None:
         """What the log has of later steps than the run goes on from is void."""
-        self._log, self._total = run.job.log, run.total_steps
+        self._log, self._total, self._evaluates = run.job.log, run.total_steps, run.job.evaluate is not None
         if self._log is not None:
             self._file = Path(self._log.folder) / METRICS_FILE
-            trim_metrics(self._file, run.first_step)
+            trim_metrics(self._file, run.first_step, evaluates_again=run.first_step >= run.total_steps)
 
     def stepped(self, step: StepRecord) -> None:
         """A line, where it is due."""
@@ -45,16 +45,24 @@ class JsonLines(Observer):
             line["utilisation"] = {device: round(share, 4) for device, share in step.utilisation.items()}
         append_line(self._file, json.dumps(line))
 
+    def evaluated(self, evaluation: EvaluationRecord) -> None:
+        """A line of its own, if the job says what is evaluated."""
+        if self._log is not None and self._evaluates:
+            append_line(self._file, json.dumps({"step": evaluation.step, **evaluation_keys(evaluation)}))
 
-def trim_metrics(path: Path, step: int) -> None:
-    """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void."""
+
+def trim_metrics(path: Path, step: int, *, evaluates_again: bool = False) -> None:
+    """Leave in the log what was written up to `step`, from which the run goes on: an earlier run's other lines are void, and so
+    is the evaluation of a run that had ended, which is done again (`evaluates_again`)."""
     if path.exists():
         lines = path.read_bytes().splitlines(keepends=True)
-        write_bytes(path, b"".join(line for line in lines if _step_of(line) <= step))
+        write_bytes(path, b"".join(line for line in lines if _stays(line, step, evaluates_again)))
 
 
-def _step_of(line: bytes) -> float:
+def _stays(line: bytes, step: int, evaluates_again: bool) -> bool:
     try:
-        return float(json.loads(line)["step"])
+        found = json.loads(line)
+        at = float(found["step"])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return float("inf")  # cut off when the run was killed
+        return False  # cut off when the run was killed
+    return at < step or (at == step and not (evaluates_again and "test_loss" in found))

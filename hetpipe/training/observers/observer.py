@@ -24,7 +24,7 @@ class Observer:
         """A checkpoint is complete."""
 
     def evaluated(self, evaluation: EvaluationRecord) -> None:
-        """The test samples were evaluated, after the last step."""
+        """Samples that do not train were evaluated: after the last step, and before, if the job says so."""
 
     def ended(self, end: EndRecord) -> None:
         """The run ends, well or not. Whoever was told that it began is told this."""

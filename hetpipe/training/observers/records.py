@@ -56,14 +56,19 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """The test samples were evaluated after `step`: `samples` of all `test_samples`. `accuracy`: None where the loss is of no
-    classes."""
+    """Samples that do not train were evaluated after `step`: `samples` of all `test_samples`. `accuracy`: None where the loss
+    is of no classes, or a function of the job's measures something else, called `metric`, of which this is the `value`.
+    `perplexity`: of a cross-entropy of tokens. `is_best`: of all evaluations of the run so far."""
 
     step: int
     loss: float
     accuracy: float | None
     samples: int
     test_samples: int
+    perplexity: float | None = None
+    metric: str | None = None
+    value: float | None = None
+    is_best: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

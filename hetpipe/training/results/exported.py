@@ -5,28 +5,39 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.origin.revision import at_revision
+from hetpipe.checkpoints.stores.folder import stored_at
+from hetpipe.checkpoints.stores.store import Stored, name_of
 from hetpipe.checkpoints.trained import find_checkpoint
-from hetpipe.checkpoints.training_state import said_of
+from hetpipe.checkpoints.training_state import read_saved, said_of
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.writing import write_text
 from hetpipe.hf.exports.export import export_weights
-from hetpipe.processes.progress import Activity
+from hetpipe.processes.progress import Activity, warn
 from hetpipe.spec.job import Job
 from hetpipe.spec.sections.export import MARK
 
 FORMAT = "hetpipe.export/1"
 
 
-def export_run(job: Job) -> Path | None:
-    """Write the newest checkpoint's weights where the job says, in the place of what a run has exported there before. None where
-    there is nothing to write, or nowhere. InputError where what is there is something else."""
+class Exported(NamedTuple):
+    """A folder with weights, and the step of which they are."""
+
+    folder: Path
+    step: int
+
+
+def export_run(job: Job) -> Exported | None:
+    """Write the weights of the best evaluation's checkpoint where the job says, or of the newest if evaluations were not
+    compared, in the place of what a run has exported there before. None where there is nothing to write, or nowhere. InputError
+    where what is there is something else."""
     if job.export is None or job.checkpoint is None or not list_checkpoints(job.checkpoint.folder):
         return None
-    target, checkpoint = job.export_place(), find_checkpoint(job.checkpoint.folder)
+    target, checkpoint = job.export_place(), best_checkpoint(job, find_checkpoint(job.checkpoint.folder))
     assert target is not None
     written = target.with_name(f".{target.name}")
     with Activity(f"writing {job.export.folder}"):
@@ -37,7 +48,20 @@ def export_run(job: Job) -> Path | None:
         mark = {"format": FORMAT, "checkpoint": str(checkpoint), "files": [*files, MARK]}
         write_text(written / MARK, json.dumps(mark, indent=1) + "\n")
         install(written, target)
-    return Path(job.export.folder)
+    return Exported(Path(job.export.folder), read_saved(checkpoint).step)
+
+
+def best_checkpoint(job: Job, newest: Stored) -> Stored:
+    """The checkpoint of the best evaluation, as the newest one says it; that one itself if evaluations were not compared, or
+    with a note if the best one is gone."""
+    best = getattr(read_saved(newest), "evaluated", None)
+    if best is None or job.evaluate is None or job.evaluate.every_steps is None or name_of(best.step) == newest.name:
+        return newest
+    found = stored_at(Path(str(newest)).with_name(name_of(best.step)))
+    if found.is_complete():
+        return found
+    warn(f"note: the best evaluation was that of step {best.step}, of which there is no checkpoint: {newest} is taken instead")
+    return newest
 
 
 def install(written: Path, target: Path) -> None:

@@ -23,12 +23,7 @@ def train_table(result: TrainResult) -> RenderableType:
         rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:
         rows += [*_step_rows(result), ("samples per second", f"{result.samples_per_second:.2f}")]
-    if result.evaluation is not None:
-        some = f" of {result.test_samples}" if result.evaluated_samples < result.test_samples else ""
-        more = "; train.evaluate_samples=all takes all" if some else ""
-        rows.append(("test loss", f"{result.evaluation.loss:.4f} ({result.evaluated_samples}{some} samples{more})"))
-        if result.evaluation.metric is not None:
-            rows.append(("test accuracy", f"{result.evaluation.metric:.2%}"))
+    rows += _evaluation_rows(result)
     if result.overrun_fraction > 0.01:
         over = f"emulated devices overran by {result.overrun_fraction:.1%} of the time"
         rows.append(("not valid", f"{over}: timings are wrong; use greater slowdowns"))
@@ -40,6 +35,23 @@ def train_table(result: TrainResult) -> RenderableType:
     if result.peak_bytes:
         parts.append(memory_table(result))
     return Group(*parts)
+
+
+def _evaluation_rows(result: TrainResult) -> Iterator[tuple[str, str]]:
+    """The last evaluation, and the best one."""
+    if result.evaluations:
+        last = result.evaluations[-1]
+        some = f" of {last.test_samples}" if last.samples < last.test_samples else ""
+        more = "; train.evaluate_samples=all takes all" if some else ""
+        yield "test loss", f"{last.loss:.4f} ({last.samples}{some} samples{more})"
+        if last.perplexity is not None:
+            yield "test perplexity", f"{last.perplexity:.4g}"
+        if last.accuracy is not None:
+            yield "test accuracy", f"{last.accuracy:.2%}"
+        if last.metric is not None and last.value is not None:
+            yield f"test {last.metric}", f"{last.value:.4g}"
+    if (best := result.best) is not None:
+        yield "best evaluation", f"that of step {best.step}: {best.metric} {best.value:.4g}"
 
 
 def _step_rows(result: TrainResult) -> Iterator[tuple[str, str]]:
