@@ -48,6 +48,7 @@ setup(
     package_dir={"hetpipe.partitioners": "partitioners", "hetpipe.models": "models"},
     package_data={
         "hetpipe": ["py.typed"],
+        "hetpipe.show": ["glossary.md"],
         "hetpipe.show.page": ["style.css", "script.js"],
         "hetpipe.whatif": ["cards.yaml", "popular.yaml", "zorse.json", "zorse-LICENSE.txt"],
         "hetpipe.models": ["README.md"],

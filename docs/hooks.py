@@ -13,12 +13,12 @@ from docs.generate import filled
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
-HOME = {"README.md": "index.md"}
+HOME = {"README.md": "index.md", "hetpipe/show/glossary.md": "glossary.md"}
 
 
 def beside() -> dict[str, str]:
     """Pages of the site that lie outside of docs/: their path in the repository, and in the site."""
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "examples/README.md")]
+    found = [ROOT / name for name in (*HOME, "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "examples/README.md")]
     found += sorted(ROOT.glob("bench/*/README.md"))
     names = [path.relative_to(ROOT).as_posix() for path in found]
     return {name: HOME.get(name, name) for name in names}

@@ -1,4 +1,4 @@
-"""The terms of pictures and reports: the documentation says the same of them, and a page links to each."""
+"""The terms of pictures and reports: the glossary explains them, and a page links to each."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ from hetpipe.show.page.glossary import glossary, linked
 from hetpipe.show.terms import TERMS, in_short, term
 from tests.support.commands import ROOT
 
+GLOSSARY = ROOT / "hetpipe/show/glossary.md"
+
 
 def told() -> dict[str, str]:
-    """What docs/glossary.md says of each term, without its marks and links."""
-    parts = re.split(r"^### (.+)$", (ROOT / "docs" / "glossary.md").read_text("utf-8"), flags=re.MULTILINE)
+    """What the glossary says of each term, without its marks and links."""
+    parts = re.split(r"^### (.+)$", GLOSSARY.read_text("utf-8"), flags=re.MULTILINE)
     plain = (re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("`", "").replace("*", "") for text in parts[2::2])
     return {name.lower(): " ".join(text.split()) for name, text in zip(parts[1::2], plain, strict=True)}
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_the_documentation_says_the_same_of_a_term(name: str) -> None:
+def test_pictures_and_reports_say_what_the_glossary_says(name: str) -> None:
     assert told()[name.lower()].startswith(TERMS[name])
     assert in_short(name).endswith(TERMS[name].split(". ")[0].rstrip(".")[1:])
+    assert not re.search(r"[*`\[\]]|See ", TERMS[name])
+
+
+def test_the_glossary_has_each_term_once_by_the_alphabet_and_in_short() -> None:
+    names = re.findall(r"^### (.+)$", GLOSSARY.read_text("utf-8"), flags=re.MULTILINE)
+    assert names == sorted(set(names), key=lambda name: re.sub(r"\W", " ", name.lower()))
+    assert [name for name, text in told().items() if not 0 < len(text.split(". ")[0]) <= 150] == []
 
 
 def test_terms_are_found_however_they_are_written() -> None:

@@ -80,7 +80,8 @@ def pages() -> list[Page]:
 def linked() -> list[Page]:
     """All pages with links between them."""
     beside = [p for folder in ("models", "examples", "bench/*") for p in sorted(ROOT.glob(f"{folder}/README.md"))]
-    return [*pages(), Page("CONTRIBUTING.md"), Page("CHANGELOG.md"), *(Page(p.relative_to(ROOT).as_posix()) for p in beside)]
+    alone = (Page(name) for name in ("CONTRIBUTING.md", "CHANGELOG.md", "hetpipe/show/glossary.md"))
+    return [*pages(), *alone, *(Page(p.relative_to(ROOT).as_posix()) for p in beside)]
 
 
 def commands(page: Page) -> Iterator[list[str]]:
