@@ -11,10 +11,10 @@ import torch
 import yaml
 
 from hetpipe.building.build import optimizer_factory
-from hetpipe.cli.guesses import ARGUMENTS, COMMANDS, OPTIONS, instead
+from hetpipe.cli.guesses import instead
 from hetpipe.files.messages import InputError
-from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.guesses import Answers, Guesses, guesses
 from hetpipe.spec.job import Job
 from hetpipe.spec.sections.torch_named import TorchNamed
 from tests.support.commands import Command
@@ -33,24 +33,34 @@ CLUSTER: dict[str, Any] = {
     "link": LINK,
     "nodes": [{"name": "n0", "devices": {"a100": 2}}],
 }
-# where the keys of a table are tried: the document, and the path to the section in it
-TABLES: dict[str, tuple[dict[str, Any], tuple[str | int, ...], guesses.Guesses]] = {
-    "job": (JOB, (), guesses.JOB),
-    "train": (JOB, ("train",), guesses.TRAIN),
-    "model": (JOB, ("model",), guesses.MODEL),
-    "data": (JOB, ("data",), guesses.DATA),
-    "loss": (JOB | {"loss": {"name": "mse"}}, ("loss",), guesses.LOSS),
-    "plan": (JOB | {"plan": {}}, ("plan",), guesses.PLAN),
-    "log": (JOB | {"log": {"folder": "l"}}, ("log",), guesses.LOG),
-    "checkpoint": (JOB | {"checkpoint": {"folder": "c"}}, ("checkpoint",), guesses.CHECKPOINT),
-    "profiler": (JOB | {"profiler": {}}, ("profiler",), guesses.PROFILER),
-    "cluster": (CLUSTER, (), guesses.CLUSTER),
-    "link": (CLUSTER, ("link",), guesses.LINK),
-    "device type": (CLUSTER, ("device_types", "a100"), guesses.DEVICE_TYPE),
-    "node": (CLUSTER, ("nodes", 0), guesses.NODE),
+ADAPTED = JOB | {"adapter": {"kind": "lora"}, "export": {"folder": "adapter"}}
+# where the keys of a section are tried: the document, and the path to the section in it
+PLACES: dict[str, tuple[dict[str, Any], tuple[str | int, ...]]] = {
+    "job": (JOB, ()),
+    "train": (JOB, ("train",)),
+    "model": (JOB, ("model",)),
+    "data": (JOB, ("data",)),
+    "loss": (JOB | {"loss": {"name": "mse"}}, ("loss",)),
+    "plan": (JOB | {"plan": {}}, ("plan",)),
+    "log": (JOB | {"log": {"folder": "l"}}, ("log",)),
+    "checkpoint": (JOB | {"checkpoint": {"folder": "c"}}, ("checkpoint",)),
+    "adapter": (ADAPTED, ("adapter",)),
+    "export": (ADAPTED, ("export",)),
+    "profiler": (JOB | {"profiler": {}}, ("profiler",)),
+    "cluster": (CLUSTER, ()),
+    "link": (CLUSTER, ("link",)),
+    "device type": (CLUSTER, ("device_types", "a100")),
+    "node": (CLUSTER, ("nodes", 0)),
+}
+TABLES: dict[str, tuple[dict[str, Any], tuple[str | int, ...], Answers]] = {
+    name: (document, path, guesses().by_place[name]) for name, (document, path) in PLACES.items()
+}
+COMMANDS, ARGUMENTS = guesses().by_place["hetpipe"], guesses().arguments
+OPTIONS = {
+    place.removeprefix("hetpipe "): answers for place, answers in guesses().by_place.items() if place.startswith("hetpipe ")
 }
 TRIED = [(table, key) for table, (_, _, answers) in TABLES.items() for key in answers]
-SNIPPET = re.compile(r"'((?:train|checkpoint|log|model|data|loss|plan|nodes|device_types|link): [\[{][^']*)'")
+SNIPPET = re.compile(r"'((?:train|checkpoint|log|model|data|loss|plan|adapter|export|nodes|device_types|link): [\[{][^']*)'")
 
 
 def tried(table: str, key: str) -> str:
@@ -64,6 +74,18 @@ def tried(table: str, key: str) -> str:
     with pytest.raises(InputError) as caught:
         (Job if document["format"] == JOB["format"] else Cluster).parse(document, "the file")
     return str(caught.value)
+
+
+def test_every_key_of_the_file_is_tried() -> None:
+    assert {place for guess in guesses().keys for places in guess.tried for place in places.split(" and ")} == PLACES.keys()
+    assert guesses().by_place.keys() == {*PLACES, "hetpipe", *(f"hetpipe {command}" for command in OPTIONS)}
+
+
+def test_a_key_has_one_answer() -> None:
+    answer = {"answer": "write 'train: {steps: 5}'", "tried": {"job and train": ["max_steps"], "train": ["max_steps"]}}
+    twice = {"format": "hetpipe.guesses/1", "keys": [answer], "command_line": [], "arguments": {}, "optimizer": {}}
+    with pytest.raises(InputError, match="top level: 'max_steps' has 2 answers under 'train'"):
+        Guesses.parse(twice, "the file")
 
 
 @pytest.mark.parametrize(("table", "key"), TRIED, ids=[f"{table} {key}" for table, key in TRIED])
@@ -88,7 +110,8 @@ def test_answers_can_be_written() -> None:
         section = value if key == "model" or key == "data" else {**JOB.get(key, {}), **value}
         if "epochs" in section:
             section.pop("steps")
-        Job.parse(JOB | {key: section}, snippet)
+        kept = {"checkpoint": {"folder": "c"}, "adapter": {"kind": "lora"}} if key == "export" else {}
+        Job.parse(JOB | kept | {key: section}, snippet)
 
 
 def test_no_answer_is_for_a_key_that_there_is() -> None:
@@ -98,7 +121,7 @@ def test_no_answer_is_for_a_key_that_there_is() -> None:
         assert set(known) & set(answers) == set(), (name, document, path)
 
 
-@pytest.mark.parametrize(("theirs", "ours"), guesses.OPTIMIZER.items())
+@pytest.mark.parametrize(("theirs", "ours"), guesses().optimizer.items())
 def test_arguments_of_an_optimizer_by_other_names(theirs: str, ours: str) -> None:
     section = TorchNamed.model_validate({"name": "AdamW", theirs: 0.1})
     with pytest.raises(InputError, match=f"'AdamW' has no argument '{theirs}': it is called '{ours}'"):

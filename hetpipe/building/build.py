@@ -28,7 +28,7 @@ from hetpipe.layers.trials.rows import ROWS
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
-from hetpipe.spec.guesses import OPTIMIZER
+from hetpipe.spec.guesses import guesses
 from hetpipe.spec.job import Job, LossSection, Named
 from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed
 
@@ -307,7 +307,8 @@ def _checked(found: type, section: TorchNamed) -> dict[str, Any]:
     known = [n for n in inspect.signature(found).parameters if n not in ("params", "self", "optimizer")]
     for name in section.arguments:
         if name not in known:
-            theirs = f": it is called {OPTIMIZER[name]!r}" if OPTIMIZER.get(name) in known else nearest(name, known)
+            own = guesses().optimizer.get(name)
+            theirs = f": it is called {own!r}" if own in known else nearest(name, known)
             raise InputError(f"{section.name!r} has no argument {name!r}{theirs}")
     return section.arguments
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from hetpipe.files.formats import Bytes, BytesPerSecond, DeviceCount, Document, Factor, Flag, Name, Price, Seconds, Strict
 from hetpipe.files.limits import MOST_DEVICES, MOST_FACTOR
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
-from hetpipe.spec import guesses
+from hetpipe.spec.guesses import KeysOf
 from hetpipe.spec.number_types import TYPE_OF, Precision
 
 
@@ -64,7 +64,7 @@ class Emulate(Strict):
 class DeviceType(Strict):
     """One kind of device: its memory in bytes and its price in currency units per hour."""
 
-    guesses = guesses.DEVICE_TYPE
+    guesses = KeysOf("device type")
     memory: Bytes
     price_per_hour: Price = 0.0
     emulate: Emulate | None = None
@@ -73,7 +73,7 @@ class DeviceType(Strict):
 class Link(Strict):
     """A link: `latency` (s) and `bandwidth` (bytes/s), or measured `points` [[bytes, seconds], …], interpolated."""
 
-    guesses = guesses.LINK
+    guesses = KeysOf("link")
     bandwidth: BytesPerSecond | None = None
     latency: Seconds = 0.0
     points: tuple[tuple[Bytes, Seconds], ...] | None = None
@@ -153,7 +153,7 @@ class Node(Strict):
     they carry together. Where no `adapter` is given each is as fast as the fastest link to another node. `host_memory`: what
     stages may offload to, beside all else that the machine needs; the planner offloads nothing where it is not said."""
 
-    guesses = guesses.NODE
+    guesses = KeysOf("node")
     name: Annotated[Name, Field(pattern=r"^[^/\s]+$")]
     devices: Annotated[dict[Name, DeviceCount], Field(min_length=1)]
     link: Link | None = None
@@ -210,7 +210,7 @@ class Cluster(Document):
     """Unequal devices on nodes, and what joins them: a `link` is what one transfer gets that has the way for itself, an adapter
     what all get that cross it at the same time."""
 
-    guesses = guesses.CLUSTER
+    guesses = KeysOf("cluster")
     format: Literal["hetpipe.cluster/1"]
     device_types: Annotated[dict[Name, DeviceType], Field(min_length=1)]
     nodes: Annotated[tuple[Node, ...], Field(min_length=1)]

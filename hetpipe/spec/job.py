@@ -13,8 +13,8 @@ from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive,
 from hetpipe.files.limits import LARGEST_INTEGER, MOST_WORKERS
 from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
-from hetpipe.spec import guesses
 from hetpipe.spec.cluster import Cluster
+from hetpipe.spec.guesses import KeysOf
 from hetpipe.spec.number_types import TYPE_OF, Frozen, Held
 from hetpipe.spec.options import PlanOptions, PlanRules
 from hetpipe.spec.plan import Plan
@@ -60,7 +60,7 @@ class ModelSection(Named):
     running statistics are then those of the whole batch; `coupled_layers: per_microbatch` accepts that to layers that couple
     samples, or keep state, each micro-batch is a batch of its own."""
 
-    guesses = guesses.MODEL
+    guesses = KeysOf("model")
     batch_norm: BatchNorm | None = None
     coupled_layers: CoupledLayers | None = None
 
@@ -72,7 +72,7 @@ class DataSection(Named):
     """The data. So many `workers`, processes of each rank that reads samples, read them ahead of the step (0: the rank itself
     reads them, when the step begins)."""
 
-    guesses = guesses.DATA
+    guesses = KeysOf("data")
     workers: Workers = 0
 
 
@@ -83,7 +83,7 @@ class LossSection(Strict):
     class; it is then the mean weighted by them. `fused`: whether the model's head computes the cross-entropy of each token, so
     that the logits of a large vocabulary are never there at once; "auto": where the model can."""
 
-    guesses = guesses.LOSS
+    guesses = KeysOf("loss")
     name: Name | None = None
     target: Name | None = None
     weight: Literal["samples", "tokens"] = "samples"
@@ -124,7 +124,7 @@ class LossSection(Strict):
 class PlanSection(PlanRules):
     """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.)"""
 
-    guesses = guesses.PLAN
+    guesses = KeysOf("plan")
     file: Name | None = None
 
 
@@ -143,7 +143,7 @@ class TrainSection(Strict):
     matrices of parameters are held that do not train (vectors, as those of norms, stay as they are), where all devices compute in
     half precision. `arithmetic`: the flags of the cards' products."""
 
-    guesses = guesses.TRAIN
+    guesses = KeysOf("train")
     global_batch: Samples
     steps: Positive | None = None
     epochs: Positive | None = None
@@ -198,7 +198,7 @@ class TrainSection(Strict):
 class CheckpointSection(Strict):
     """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false."""
 
-    guesses = guesses.CHECKPOINT
+    guesses = KeysOf("checkpoint")
     folder: Name
     every_steps: Positive = 100
     keep: Positive = 3
@@ -213,7 +213,7 @@ LOG_FILES = (REPORT_FILE, PLAN_FILE, PROFILE_FILE, METRICS_FILE, TRACE_FILE, SUM
 class LogSection(Strict):
     """Where results go (metrics, plan, profile, trace, summary, report) and how often a line is written."""
 
-    guesses = guesses.LOG
+    guesses = KeysOf("log")
     folder: Name
     every_steps: Positive = 10
 
@@ -221,7 +221,7 @@ class LogSection(Strict):
 class ProfileSection(Strict):
     """How to measure: micro-batch sizes (1 is always one of them) and repeats. (At which precisions: `train.precision`.)"""
 
-    guesses = guesses.PROFILER
+    guesses = KeysOf("profiler")
     microbatch_sizes: tuple[Samples, ...] = (1, 2, 4, 8)
     repeats: Positive = 5
     cache: Name | None = None
@@ -230,7 +230,7 @@ class ProfileSection(Strict):
 class Job(Document):
     """One training run."""
 
-    guesses = guesses.JOB
+    guesses = KeysOf("job")
     format: Literal["hetpipe.job/1"]
     model: ModelSection
     adapter: AdapterSection | None = None

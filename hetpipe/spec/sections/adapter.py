@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hetpipe.files.formats import Flag, Name, Number, Positive, Strict, read_yaml
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec import guesses
+from hetpipe.spec.guesses import KeysOf
 
 Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
 TrainedToo = Literal["embed", "head", "norms"]
@@ -30,7 +30,7 @@ class AdapterSection(Strict):
     `weights`: a folder of peft, or its name on Hugging Face, whose adapters go on. It then says all keys but `base`: one that
     stands beside it must say the same, and `dropout` may say another."""
 
-    guesses = guesses.ADAPTER
+    guesses = KeysOf("adapter")
     kind: Literal["lora"] = "lora"
     weights: Name | None = None
     r: Positive = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 from hetpipe.files.formats import Flag, Name, Strict
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder
-from hetpipe.spec import guesses
+from hetpipe.spec.guesses import KeysOf
 
 MARK = "hetpipe_export.json"  # beside what a run has exported: which files these are
 
@@ -18,7 +18,7 @@ class ExportSection(Strict):
     has exported there before is replaced; a folder that holds anything else is refused. `merge`: of a model with adapters the
     whole, to which they are added."""
 
-    guesses = guesses.EXPORT
+    guesses = KeysOf("export")
     folder: Name
     merge: Flag = False
 
