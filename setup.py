@@ -77,9 +77,10 @@ setup(
             "import-linter>=2.3",
             "types-PyYAML",
             "scipy>=1.13",  # for bench/
+            "matplotlib>=3.9",  # for bench/
             "playwright>=1.50",  # drives a Chromium that is there already, to look at reports
         ],
-        "viz": ["matplotlib>=3.9"],
+        "viz": ["resvg_py>=0.5"],  # turns SVG into PNG
         "hf": ["transformers>=5"],
         "lora": ["transformers>=5", "peft>=0.18", "bitsandbytes>=0.49"],
         "text": ["transformers>=5", "jinja2>=3.1", "datasets>=3"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from hetpipe.files.messages import InputError
 from hetpipe.show.draw import draw_plan
+from hetpipe.show.picture import file
 from hetpipe.show.picture.axis import Scale, mark_names
 from hetpipe.show.picture.canvas import NARROW, Box, Canvas, Group, Words, fitting, text_width
+from hetpipe.show.picture.file import png
 from hetpipe.study.make import make_study
 from tests.support.drawn_plans import CLUSTER, TWO_REPLICAS, profile
 
@@ -31,7 +33,7 @@ def test_names_of_marks_are_apart_and_in_the_picture(moments: list[float]) -> No
 
 
 def test_a_png_of_strange_names(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("resvg_py")
     names = ["$x_", "日本", "\\frac", "head"]
     known: dict[str, Any] = {"profile": profile(names), "cluster": CLUSTER}
     path = tmp_path / "new" / "plan.png"
@@ -40,16 +42,42 @@ def test_a_png_of_strange_names(tmp_path: Path) -> None:
 
 
 def test_a_png_of_a_thousand_replicas_is_not_larger_than_png_writers_allow() -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("resvg_py")
     tall = Canvas(width=100, height=90_000)
-    assert int.from_bytes(tall.to_png()[20:24], "big") <= 20_000
+    assert int.from_bytes(png(tall)[20:24], "big") <= 20_000
 
 
-def test_without_matplotlib_a_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"a \.png needs matplotlib: pip install 'hetpipe\[viz\]'"):
+def test_without_resvg_a_png_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"a \.png needs resvg_py: pip install 'hetpipe\[viz\]'"):
         draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.png")
     draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.svg")
+
+
+def test_without_fonts_a_png_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("resvg_py")
+    dots = file._dots
+    monkeypatch.setattr(file, "_dots", lambda svg, fonts=True: dots(svg, fonts=False))
+    file._has_font.cache_clear()
+    with pytest.raises(InputError, match=r"a \.png needs a font, and this machine has none of them: install DejaVu Sans"):
+        draw_plan(make_study(TWO_REPLICAS), tmp_path / "plan.png")
+    file._has_font.cache_clear()
+
+
+def test_a_png_has_the_dots_of_the_svg(tmp_path: Path) -> None:
+    """A box where it stands, in its colour; text and pattern leave dots; the title and description are texts of the PNG."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("resvg_py")
+    canvas = Canvas(width=40, height=20, title="日本", description="a\nb")
+    canvas.groups[0].boxes.append(Box(x=0, y=0, width=10, height=20, fill="type0"))
+    canvas.groups[0].boxes.append(Box(x=10, y=0, width=10, height=20, pattern="up"))
+    canvas.groups[0].words.append(Words(x=21, y=10, text="M", size=16))
+    found = image.open(io.BytesIO(png(canvas)))
+    assert (found.size, found.text) == ((80, 40), {"Title": "日本", "Description": "a\nb"})
+    dots = found.convert("RGB")
+    assert dots.getpixel((5, 20)) == (0x00, 0x72, 0xB2), "the light colour, also where the reader's screen is dark"
+    for left in (20, 40):
+        assert len(dots.crop((left, 0, left + 20, 40)).getcolors(1600)) > 2
 
 
 def test_long_texts_lose_their_beginning() -> None:

@@ -13,8 +13,8 @@ import typer
 from hetpipe.cli.commands import app
 from tests.support.commands import ROOT
 
-HEAVY = ("torch", "numba", "llvmlite", "transformers", "scipy", "highspy", "matplotlib", "hetpipe.partitioners")
-RANK = ("numba", "llvmlite", "scipy", "matplotlib", "hetpipe.partitioners", "typer")
+HEAVY = ("torch", "numba", "llvmlite", "transformers", "scipy", "highspy", "matplotlib", "resvg_py", "hetpipe.partitioners")
+RANK = ("numba", "llvmlite", "scipy", "matplotlib", "resvg_py", "hetpipe.partitioners", "typer")
 LOOK = "; import json, sys; print(json.dumps([name for name in {names} if name in sys.modules]))"
 
 

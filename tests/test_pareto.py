@@ -362,6 +362,7 @@ class TestCsv:
 
 class TestPicture:
     def test_svg_and_png(self, tmp_path: Any) -> None:
+        pytest.importorskip("resvg_py")
         found = front(row(2, 8), row(1, 20), row(2, 30), row(9, 9, status="dominated", plan=None, lower_bound_seconds=5.0))
         draw_front(found, tmp_path / "new" / "front.svg")
         assert "<svg" in (tmp_path / "new" / "front.svg").read_text()

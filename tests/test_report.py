@@ -314,6 +314,6 @@ def test_utilisation_without_a_prediction() -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    code = "import sys, hetpipe.show.report, hetpipe.show.draw; print(*{'torch', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, hetpipe.show.report, hetpipe.show.draw; print(*{'torch', 'matplotlib', 'resvg_py'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert found.stdout.strip() == ""

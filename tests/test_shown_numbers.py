@@ -105,6 +105,7 @@ def printed(thing: object, width: int) -> str:
 @pytest.mark.parametrize("make", PLANS)
 def test_svg_png_text_page_and_trace_agree_on_every_number(make: Callable[[], Study], tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("resvg_py")
     shown = make()
     scene, predicted = shown.scene, shown.predicted
     assert predicted is not None

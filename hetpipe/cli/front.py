@@ -13,7 +13,8 @@ from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import note_of_precisions
 from hetpipe.processes.environment import cores
 from hetpipe.processes.progress import Activity, warn
-from hetpipe.show.front_report import check_picture, draw_front, front_csv, front_table
+from hetpipe.show.front_report import draw_front, front_csv, front_table
+from hetpipe.show.picture.file import check_picture
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
 from hetpipe.spec.options import PlanOptions
@@ -61,9 +62,7 @@ def run_front(
 def _check(outputs: Outputs) -> None:
     """InputError where one of them cannot be written: known before the search."""
     output, table, plans = outputs
-    check_output(output, ".json", ".svg", ".png")
-    if output is not None and output.suffix.lower() != ".json":
-        check_picture(output)
+    check_picture(output, ".json", ".svg", ".png")
     check_output(table)
     if plans is not None:
         check_folder(plans)

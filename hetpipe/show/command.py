@@ -10,7 +10,6 @@ import typer
 
 from hetpipe.files.messages import InputError
 from hetpipe.files.screen import Screen
-from hetpipe.files.writing import check_output
 from hetpipe.planning.front import Front
 from hetpipe.processes.progress import Activity
 from hetpipe.spec.cluster import Cluster
@@ -38,11 +37,12 @@ def show(
 ) -> None:
     """Show a plan: who computes what, when, and what limits the step; as text, as a picture, or as a report."""
     from hetpipe.show.draw import PICTURES, draw_plan
+    from hetpipe.show.picture.file import check_picture
     from hetpipe.show.trace import load_measured
     from hetpipe.study.make import belonging, make_study
     from hetpipe.study.rules import rule_names
 
-    check_output(output, *PICTURES)
+    check_picture(output, *PICTURES)
     if plan.is_dir():
         folder, plan = plan, _plan_in(plan)
         profile = folder / PROFILE_FILE if profile is None and (folder / PROFILE_FILE).is_file() else profile

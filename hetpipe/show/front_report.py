@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
-from hetpipe.files.writing import check_output, write_bytes
 from hetpipe.planning.front import Front, Row, Status, nodes_text
-from hetpipe.show.picture.front import point_of
+from hetpipe.show.picture.file import check_picture, write_picture
+from hetpipe.show.picture.front import front_canvas
 
 # The first thirteen are FASOP's, with its spelling ("step/s" holds seconds per step); "/" separates the values of replicas
 # that differ.
@@ -152,63 +150,8 @@ def _shape(row: Row) -> str:
     return " + ".join(shown) + more
 
 
-def draw_front(front: Front, path: Path) -> None:
+def draw_front(front: Front, path: str | Path) -> None:
     """Seconds per step against price per million samples: the front, what lost, and lower bounds of what was not planned.
     Written as SVG or PNG by the file's ending."""
-    check_picture(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5.2), dpi=144, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(
-        xlabel="price per million samples", ylabel="seconds per step", title=f"{front.model}, {front.global_batch} samples a step"
-    )
-    _paint(axes, front)
-    suffix, buffer = path.suffix.lower(), io.BytesIO()
-    figure.savefig(buffer, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else None)
-    write_bytes(path, buffer.getvalue())
-
-
-def check_picture(path: Path) -> None:
-    """InputError where `draw_front` could not write such a file."""
-    check_output(path, ".svg", ".png")
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise InputError("a picture of a front needs matplotlib: pip install 'hetpipe[viz]'") from None
-
-
-def _paint(axes: Any, front: Front) -> None:
-    cheapest_first = [row for row in front.front[::-1] if row.plan is not None]
-    best = [point for row in cheapest_first if (point := point_of(row, front)) is not None]
-    others = [row for row in front.rows if not row.on_front]
-    lost = [point for row in others if row.plan is not None and (point := point_of(row, front)) is not None]
-    bounds = [point for row in others if row.plan is None and (point := point_of(row, front)) is not None]
-    for points, look in (
-        (bounds, {"marker": "_", "color": "#999999", "label": "not planned: lower bound"}),
-        (lost, {"marker": "o", "s": 14, "color": "#56B4E9", "label": "planned, beaten"}),
-        (best, {"marker": "o", "s": 28, "color": "#D55E00", "label": "front", "zorder": 3}),
-    ):
-        if points:
-            axes.scatter(*zip(*points, strict=True), **look)
-    if not (bounds or lost or best):
-        return
-    axes.set_yscale("log", subs=(1, 2, 5))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
-    if best:
-        axes.step(*zip(*best, strict=True), where="post", color="#D55E00", linewidth=1.2)
-        _label(axes, [nodes_text(row.nodes) for row in cheapest_first], best)
-
-
-def _label(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
-    """Names under the points, left out where one is there already."""
-    axes.autoscale_view()
-    taken: list[tuple[float, float]] = []
-    for name, point in zip(names, points, strict=True):
-        x, y = axes.transData.transform(point)
-        if all(abs(x - u) > 11.0 * len(name) or abs(y - v) > 22.0 for u, v in taken):
-            taken.append((x, y))
-            axes.annotate(name, point, xytext=(-3, -11), textcoords="offset points", fontsize=7, ha="right", parse_math=False)
+    check_picture(path, ".svg", ".png")
+    write_picture(path, front_canvas(front, alone=True))

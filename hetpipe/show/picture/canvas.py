@@ -1,22 +1,18 @@
-"""A drawing of boxes, lines and words, in pixels from the top left; SVG by itself, PNG with matplotlib."""
+"""A drawing of boxes, lines and words, in pixels from the top left, as SVG."""
 
 from __future__ import annotations
 
 import html
-import io
 import unicodedata
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from hetpipe.files.messages import InputError, visible
-from hetpipe.show.picture.theme import COLOURS, PATTERNS, definitions, style
+from hetpipe.files.messages import visible
+from hetpipe.show.picture.theme import definitions, style
 
-_FONTS = "DejaVu Sans, Verdana, Geneva, sans-serif"  # all of about the same width
+FONTS = "DejaVu Sans, Verdana, Geneva, sans-serif"  # all of about the same width
 WIDE, NARROW = 960.0, 380.0  # of a picture: on a screen, on a phone
-_ANCHOR = {"start": "left", "middle": "center", "end": "right"}
-_MOST_PIXELS = 20_000  # a side of a PNG
 _Pair = tuple[str, float | str]
 
 
@@ -168,101 +164,8 @@ class Canvas:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" role="group" '
             f'aria-label="{html.escape(printable(self.title))}" style="width:100%;max-width:{w}px;height:auto" '
-            f'font-family="{_FONTS}">\n{named}{head}<rect width="{w}" height="{h}" class="f-paper"/>\n{body}\n</svg>\n'
+            f'font-family="{FONTS}">\n{named}{head}<rect width="{w}" height="{h}" class="f-paper"/>\n{body}\n</svg>\n'
         )
-
-    def to_png(self, *, dots_per_pixel: float = 2.0) -> bytes:
-        """The drawing as PNG, a very large one with fewer dots. InputError if matplotlib is not installed."""
-        try:
-            from matplotlib import rc_context
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise InputError("a .png needs matplotlib: pip install 'hetpipe[viz]' (.svg and .html need nothing)") from None
-        dots = min(dots_per_pixel, _MOST_PIXELS / max(self.width, self.height))
-        buffer = io.BytesIO()
-        with warnings.catch_warnings(), rc_context({"hatch.linewidth": 0.5}):
-            figure = Figure(figsize=(self.width / 96, self.height / 96), dpi=96 * dots, facecolor=_light("paper"))
-            FigureCanvasAgg(figure)
-            axes = figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
-            axes.set_axis_off()
-            self._paint(axes)
-            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # drawn as an empty box
-            said = {"Title": self.title, "Description": self.description}
-            figure.savefig(buffer, format="png", metadata={name: text for name, text in said.items() if text})
-        return buffer.getvalue()
-
-    def _paint(self, axes: Any) -> None:
-        from matplotlib.collections import LineCollection
-        from matplotlib.patches import Rectangle
-        from matplotlib.patheffects import withStroke
-
-        for strip in (strip for group in self.groups for strip in group.strips):
-            axes.broken_barh(
-                [(a, max(b - a, 0.2)) for a, b in strip.spans],
-                (strip.y, strip.height),
-                linewidth=0,
-                zorder=1,
-                facecolors=_light(strip.fill, strip.opacity),
-            )
-        for order, box in enumerate(self.boxes):
-            axes.add_patch(
-                Rectangle(
-                    (box.x, box.y),
-                    box.width,
-                    box.height,
-                    zorder=1 + order * 1e-6,
-                    linewidth=box.thickness * 0.75,
-                    facecolor=_light(box.fill, box.opacity),
-                    edgecolor=_light(box.edge),
-                )
-            )
-            if box.pattern:
-                axes.add_patch(
-                    Rectangle(
-                        (box.x, box.y),
-                        box.width,
-                        box.height,
-                        zorder=1 + order * 1e-6,
-                        linewidth=0,
-                        facecolor="none",
-                        edgecolor=_light("ink", 0.6),
-                        hatch=PATTERNS[box.pattern][1],
-                    )
-                )
-        lines = [line for group in self.groups for line in group.lines]
-        axes.add_collection(
-            LineCollection(
-                [line.points for line in lines],
-                colors=[_light(line.colour) for line in lines],
-                linewidths=[line.thickness * 0.75 for line in lines],
-                linestyles=[(0, (4, 3)) if line.dashed else "solid" for line in lines],
-            ),
-            autolim=False,
-        )
-        for w in self.words:
-            axes.text(
-                w.x,
-                w.y if w.upright else w.y + 0.36 * w.size,
-                printable(w.text),
-                fontsize=w.size * 0.75,
-                color=_light(w.colour),
-                fontweight="bold" if w.bold else "normal",
-                family="DejaVu Sans",
-                rotation=90 if w.upright else 0,
-                ha="center" if w.upright else _ANCHOR[w.anchor],
-                va="center" if w.upright else "baseline",
-                parse_math=False,
-                usetex=False,
-                path_effects=[withStroke(linewidth=3, foreground=_light("paper"))] if w.clear else None,
-            )
-
-
-def _light(name: str, opacity: float = 1.0) -> Any:
-    if name == "none":
-        return "none"
-    colour = COLOURS[name][0]
-    return (*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)), opacity)
 
 
 def _number(x: float) -> str:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hetpipe.files.messages import counted
 from hetpipe.files.units import human_seconds, three_digits
 from hetpipe.planning.front import Front, Row, nodes_text, price_per_million_samples
 from hetpipe.show.picture.canvas import WIDE, Box, Canvas, Group, Stroke, Words, fitting, text_width
 from hetpipe.show.report import ticks
 
 HEIGHT, _MARGIN, _LEFT, _BOTTOM, _TOP = 400.0, 12.0, 70.0, 46.0, 34.0
+_HEADING = 52.0  # height of what stands above a chart that is alone
 # name: colour, half of a point's size
 LOOKS = {"front": ("type4", 5.0), "planned, beaten": ("type5", 3.5), "not planned: lower bound": ("faint", 2.0)}
 Point = tuple[float, float]  # price per million samples, seconds of a step
@@ -58,16 +60,20 @@ class _Axis:
         return found
 
 
-def front_canvas(front: Front, width: float = WIDE) -> Canvas:
-    """The chart: each sub-cluster of the front can be focused and says what it is; free of price, or of time, none is drawn."""
+def front_canvas(front: Front, width: float = WIDE, *, alone: bool = False) -> Canvas:
+    """The chart: each sub-cluster of the front can be focused and says what it is; free of price, or of time, none is drawn.
+    `alone`: with a heading, which a page has outside of it."""
     placed = [(row, point) for row in front.rows if (point := point_of(row, front)) is not None and min(point) > 0]
-    canvas = Canvas(width=width, height=HEIGHT if placed else 0.0, title=f"{front.model}: price against time")
+    canvas = Canvas(width=width, title=f"{front.model}: price against time")
+    if alone:
+        _heading(canvas, front, "" if placed else "; no sub-cluster has both a price and a time")
     if not placed:
         return canvas
+    top, canvas.height = canvas.height, canvas.height + HEIGHT
     xs = _Axis([x for _, (x, _) in placed], _LEFT, width - _MARGIN)
-    ys = _Axis([y for _, (_, y) in placed], HEIGHT - _BOTTOM, _TOP)
+    ys = _Axis([y for _, (_, y) in placed], canvas.height - _BOTTOM, top + _TOP)
     _grid(canvas, xs, ys)
-    _legend(canvas.groups[0], {kind_of(row) for row, _ in placed})
+    _legend(canvas.groups[0], {kind_of(row) for row, _ in placed}, top + 14)
     best = sorted(((point, nodes_text(row.nodes), row) for row, point in placed if row.on_front), key=lambda item: item[:2])
     steps: list[Point] = []
     for (x, y), *_ in best:  # between two points the cheaper one is what there is
@@ -75,9 +81,10 @@ def front_canvas(front: Front, width: float = WIDE) -> Canvas:
         steps.append((xs.at(x), ys.at(y)))
     if len(steps) > 1:
         canvas.groups[0].lines.append(Stroke(points=tuple(steps), colour="type4", thickness=1.4))
+    others = canvas.group()  # over the lines of the grid
     for row, (x, y) in placed:
         if not row.on_front:
-            _point(canvas.groups[0], row, (x, y), xs, ys)
+            _point(others, row, (x, y), xs, ys)
     taken: list[tuple[float, float, float]] = []
     for (x, y), name, row in best:
         group = canvas.group(_said(row, (x, y)))
@@ -103,12 +110,20 @@ def _point(group: Group, row: Row, point: Point, xs: _Axis, ys: _Axis) -> None:
     )
 
 
-def _legend(group: Group, kinds: set[str]) -> None:
+def _heading(canvas: Canvas, front: Front, more: str) -> None:
+    room = canvas.width - 2 * _MARGIN
+    said = f"{counted(front.global_batch, 'sample')} a step, {counted(len(front.rows), 'sub-cluster')}{more}"
+    title = Words(x=_MARGIN, y=22, text=fitting(canvas.title, room / 1.1, 16), size=16, bold=True)
+    canvas.groups[0].words += [title, Words(x=_MARGIN, y=44, text=fitting(said, room, 11.5), size=11.5, colour="faint")]
+    canvas.height = _HEADING
+
+
+def _legend(group: Group, kinds: set[str], y: float) -> None:
     x = _MARGIN
     for name, (colour, half) in LOOKS.items():
         if name in kinds:
-            group.boxes.append(Box(x=x, y=14 - half, width=2 * half, height=2 * half, fill=colour, opacity=0.9, round=half))
-            group.words.append(Words(x=x + 16, y=14, text=name, size=10.5))
+            group.boxes.append(Box(x=x, y=y - half, width=2 * half, height=2 * half, fill=colour, opacity=0.9, round=half))
+            group.words.append(Words(x=x + 16, y=y, text=name, size=10.5))
             x += 34 + text_width(name, 10.5)
 
 
@@ -116,12 +131,13 @@ def _grid(canvas: Canvas, xs: _Axis, ys: _Axis) -> None:
     group, right = canvas.groups[0], canvas.width - _MARGIN
     for value in xs.ticks():
         x = xs.at(value)
-        group.lines.append(Stroke(points=((x, _TOP), (x, HEIGHT - _BOTTOM)), colour="rule", thickness=0.75))
-        place = Words(x=x, y=HEIGHT - _BOTTOM + 12, text=three_digits(value), size=10, anchor="middle", colour="faint")
+        group.lines.append(Stroke(points=((x, ys.end), (x, ys.start)), colour="rule", thickness=0.75))
+        place = Words(x=x, y=ys.start + 12, text=three_digits(value), size=10, anchor="middle", colour="faint")
         group.words.append(place)
     for value in ys.ticks():
         y = ys.at(value)
         group.lines.append(Stroke(points=((_LEFT, y), (right, y)), colour="rule", thickness=0.75))
         group.words.append(Words(x=_LEFT - 6, y=y, text=human_seconds(value), size=10, anchor="end", colour="faint"))
-    below = Words(x=right, y=HEIGHT - 14, text="price per million samples", size=10.5, anchor="end", bold=True)
-    group.words += [below, Words(x=_MARGIN + 4, y=HEIGHT / 2, text="seconds per step", size=10.5, bold=True, upright=True)]
+    below = Words(x=right, y=canvas.height - 14, text="price per million samples", size=10.5, anchor="end", bold=True)
+    beside = Words(x=_MARGIN + 4, y=canvas.height - HEIGHT / 2, text="seconds per step", size=10.5, bold=True, upright=True)
+    group.words += [below, beside]

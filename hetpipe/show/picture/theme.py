@@ -23,15 +23,15 @@ COLOURS = {
     "unknown": ("#5b7083", "#8fa6ba"),
 }
 TYPES = 8
-# name: lines of an 8 × 8 tile (SVG path), matplotlib's hatch
+# name: lines of an 8 × 8 tile (SVG path)
 PATTERNS = {
-    "up": ("M-2,2 L2,-2 M0,8 L8,0 M6,10 L10,6", "////"),
-    "down": ("M-2,6 L2,10 M0,0 L8,8 M6,-2 L10,2", "\\\\\\\\"),
-    "dots": ("M1,2 h2 M5,6 h2", "oo"),
-    "cross": ("M0,4 H8 M4,0 V8", "+++"),
-    "rows": ("M0,2 H8 M0,6 H8", "----"),
-    "columns": ("M2,0 V8 M6,0 V8", "||||"),
-    "net": ("M0,8 L8,0 M0,0 L8,8", "xxx"),
+    "up": "M-2,2 L2,-2 M0,8 L8,0 M6,10 L10,6",
+    "down": "M-2,6 L2,10 M0,0 L8,8 M6,-2 L10,2",
+    "dots": "M1,2 h2 M5,6 h2",
+    "cross": "M0,4 H8 M4,0 V8",
+    "rows": "M0,2 H8 M0,6 H8",
+    "columns": "M2,0 V8 M6,0 V8",
+    "net": "M0,8 L8,0 M0,0 L8,8",
 }
 CAUSE_PATTERNS = {
     "fill and drain": "dots",
@@ -68,6 +68,6 @@ def definitions() -> str:
         f'<pattern id="p-{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
         f'<path d="{path}" class="s-ink" stroke-width="{2 if name == "dots" else 0.9}" stroke-opacity="0.6" fill="none"/>'
         "</pattern>"
-        for name, (path, _) in PATTERNS.items()
+        for name, path in PATTERNS.items()
     )
     return f"<defs>{patterns}</defs>"
