@@ -16,6 +16,7 @@ from hetpipe.predict.idle import CAUSES
 from hetpipe.show.draw import draw_plan
 from hetpipe.show.picture.canvas import NARROW, WIDE
 from hetpipe.show.picture.partition import partition_canvas
+from hetpipe.show.report import plan_rows, plan_table
 from hetpipe.show.tables import step_table
 from hetpipe.show.text_picture import TextPicture
 from hetpipe.show.trace import load_trace, save_trace
@@ -30,6 +31,7 @@ from hetpipe.show.words import (
     lane_title,
     memory_text,
     percent,
+    stage_key,
     stage_sentence,
     work_share,
 )
@@ -205,6 +207,24 @@ def test_the_text_fits_80_columns(make: Callable[[], Study]) -> None:
     table = printed(step_table(scene), 80)
     for _, stage in scene.stages:
         assert percent(stage.busy / (scene.seconds or 1.0)) in table
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("make", PLANS)
+def test_no_terminal_is_too_narrow_for_a_number(make: Callable[[], Study], width: int) -> None:
+    """Stages and devices, too, are whole and not cut; below 60 columns no bars are drawn, and a line says so."""
+    shown = make()
+    plan = printed(plan_table(shown.plan, profile=shown.profile, cluster=shown.cluster), width)
+    picture, step = printed(TextPicture(shown.scene), width), printed(step_table(shown.scene), width)
+    for text in (plan, picture, step):
+        assert max(map(len, text.splitlines())) <= width
+    for row in plan_rows(shown.plan, profile=shown.profile, cluster=shown.cluster):
+        assert [row[name] for name in ("stage", "device", "share", "layers", "F", "B", "memory") if row[name] not in plan] == []
+    for lane, stage in shown.scene.stages:
+        for said in (stage_key(lane, stage), f"{stage.named} {stage.kind}", percent(stage.busy / (shown.scene.seconds or 1.0))):
+            assert said in step
+    told = "no picture: it needs 60 columns" in " ".join(picture.split())
+    assert ("█" in picture, told) == (width >= 60, width < 60)
 
 
 def test_64_devices_in_alike_pipelines_are_two_rows() -> None:

@@ -81,7 +81,7 @@ def show(
 def _print(study: Study) -> None:
     """The plan in the terminal, after what has to be known of it."""
     from hetpipe.show.report import plan_table, text_gantt
-    from hetpipe.show.text_picture import TextPicture
+    from hetpipe.show.text_picture import LEAST_COLUMNS, TextPicture
     from hetpipe.show.words import memory_warnings
 
     out, err = Screen(), Screen(stderr=True)
@@ -91,7 +91,7 @@ def _print(study: Study) -> None:
         err.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     out.print(TextPicture(study.scene))
     out.print(plan_table(study.plan, profile=study.profile, cluster=study.cluster))
-    if study.predicted is not None:
+    if study.predicted is not None and out.width >= LEAST_COLUMNS:
         out.print(text_gantt(study.predicted, scene=study.scene))
 
 

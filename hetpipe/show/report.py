@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -134,22 +136,32 @@ def _columns(rows: Sequence[dict[str, str]], wanted: Sequence[str]) -> Table:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """The first of several tables that fits into the terminal, or the last."""
+    """The first of several tables that fits into the terminal, or the last, whose lines are folded."""
 
-    tables: Iterable[Table]
+    tables: Iterable[RenderableType]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide, table = options.update(max_width=10_000), Table()
-        for table in self.tables:
-            if console.measure(table, options=wide).maximum <= options.max_width:
-                break
-        yield table
+        wide, tables = options.update(max_width=10_000), list(self.tables)
+        yield next((t for t in tables if console.measure(t, options=wide).maximum <= options.max_width), tables[-1])
 
 
-def _stages(rows: Sequence[dict[str, str]]) -> Iterable[Table]:
-    """All columns, then fewer and fewer, without the least needed."""
+def _stages(rows: Sequence[dict[str, str]]) -> Iterable[RenderableType]:
+    """All columns, then fewer and fewer, without the least needed, and at last a paragraph a stage."""
     spare = [column for column in _SPARE if column in rows[0]]
-    return [_columns(rows, [c for c in rows[0] if c not in spare[:left_out]]) for left_out in range(len(spare) + 1)]
+    yield from (_columns(rows, [c for c in rows[0] if c not in spare[:left_out]]) for left_out in range(len(spare) + 1))
+    yield paragraphs([{name: text for name, text in row.items() if name not in _SPARE} for row in rows])
+
+
+def paragraphs(rows: Sequence[Mapping[str, str]]) -> Group:
+    """A paragraph a stage, for terminals that are too narrow for a table."""
+    return Group(*map(_paragraph, rows), "")
+
+
+def _paragraph(row: Mapping[str, str]) -> RenderableType:
+    """`r0 s0 n0/0 a100`, and below it the other columns, each with its name."""
+    heading = Text(f"\n{row['stage']} {row['device']}", style="bold")
+    said = [Text(f"{name} {text}") for name, text in row.items() if text and name not in ("stage", "device")]
+    return Group(heading, Padding(Columns(said, padding=(0, 3)), (0, 0, 0, 2), expand=False))
 
 
 def plan_table(plan: Plan, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Group:
@@ -258,10 +270,11 @@ class _Gantt:
         for label, (*_, spans) in zip(labels, rows, strict=True):
             yield _line(f"{label:<{left}} ").append_text(_row(spans, seconds, width))
         yield _line(" " * (left + 1) + _axis(seconds, width), style="dim")
-        legend = _line(" " * (left + 1))
+        legend = Text()
         for kind, name in KIND_NAMES.items():
             legend.append(kind[0], style=f"black on {KIND_COLOURS[kind]}").append(f" {name}  ")
-        yield legend.append("·", style="dim").append(" idle")
+        legend.append("·", style="dim").append(" idle")
+        yield Padding(legend, (0, 0, 0, left + 1 if left + 1 + len(legend) <= options.max_width else 0), expand=False)
 
 
 def _line(text: str = "", style: str = "") -> Text:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import Cause
-from hetpipe.show.report import Narrowing
+from hetpipe.show.report import Narrowing, paragraphs
 from hetpipe.show.words import idle_line, limit_line, memory_line, memory_text, percent, stage_key, too_full, unused_line
 from hetpipe.spec.clusters.assumed import (
     ALLOCATOR_FACTOR,
@@ -126,32 +126,41 @@ def step_table(scene: Scene) -> RenderableType:
     return Group(facts, Narrowing(_step_tables(scene)), Text("% of the step; ◀ limits it", style="dim"))
 
 
-def _step_tables(scene: Scene) -> Iterator[Table]:
+def _step_tables(scene: Scene) -> Iterator[RenderableType]:
     """The stages of a step; then narrower and narrower: memory only as the part that is full, the causes of little idle time put
-    together, and at last lines that are folded."""
+    together, and at last a paragraph a stage."""
     shares = {cause: share for cause, share in scene.idle_shares().items() if share > 0}
     causes = sorted(shares, key=lambda cause: -shares[cause])
     yield _step_table(scene, list(shares), short=False)
     for left_out in range(len(causes)):
         kept = causes[: len(causes) - left_out] if left_out else causes
         yield _step_table(scene, [cause for cause in shares if cause in kept], short=True)
-    yield _step_table(scene, [], short=True, fold=True)
+    yield _step_table(scene, [], short=True)
+    yield paragraphs(_step_rows(scene, list(shares), short=False))
 
 
-def _step_table(scene: Scene, causes: Sequence[Cause], *, short: bool, fold: bool = False) -> Table:
+def _step_table(scene: Scene, causes: Sequence[Cause], *, short: bool) -> Table:
     """The stages, with a column for each of these causes, and one for the rest of idle time, if there is any."""
-    table, whole = Table(box=box.SIMPLE_HEAD, pad_edge=False), scene.seconds or 1.0
+    table, rows = Table(box=box.SIMPLE_HEAD, pad_edge=False), _step_rows(scene, causes, short=short)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("stage", "device") else "right", no_wrap=True)
+    for row, (_, stage) in zip(rows, scene.stages, strict=True):
+        table.add_row(*map(Text, row.values()), style="bold" if stage.limits_step else "")
+    return table
+
+
+def _step_rows(scene: Scene, causes: Sequence[Cause], *, short: bool) -> list[dict[str, str]]:
+    """What is said of each stage, by column."""
+    whole, rows = scene.seconds or 1.0, []
     rest = any(cause not in causes and share > 0 for cause, share in scene.idle_shares().items())
-    waits = [*(_SHORT[cause] for cause in causes), *["rest" if causes else "idle"] * rest]
-    for name in ("stage", "device", "busy", *waits, "memory"):
-        left = name in ("stage", "device")
-        table.add_column(name, justify="left" if left else "right", no_wrap=not (left and fold), overflow="fold")
     for lane, stage in scene.stages:
         many = f"{lane.count} × " if lane.count > 1 else ""
-        name = f"{many}{stage_key(lane, stage)}{' ◀' if stage.limits_step else ''}"
-        idle = [stage.idle.get(cause, 0.0) for cause in causes]
-        idle += [stage.idle_total - sum(idle)] * rest
-        memory = f"{percent(stage.fullness)} full" if short and stage.fullness is not None else memory_text(stage, part=False)
-        cells = [name, f"{stage.named} {stage.kind}", *(percent(max(0.0, x) / whole) for x in (stage.busy, *idle)), memory]
-        table.add_row(*map(Text, cells), style="bold" if stage.limits_step else "")
-    return table
+        waits = {_SHORT[cause]: stage.idle.get(cause, 0.0) for cause in causes}
+        if rest:
+            waits["rest" if causes else "idle"] = stage.idle_total - sum(waits.values())
+        row = {"stage": f"{many}{stage_key(lane, stage)}{' ◀' if stage.limits_step else ''}"}
+        row |= {"device": f"{stage.named} {stage.kind}"}
+        row |= {name: percent(max(0.0, seconds) / whole) for name, seconds in {"busy": stage.busy, **waits}.items()}
+        full = short and stage.fullness is not None
+        rows.append(row | {"memory": f"{percent(stage.fullness or 0.0)} full" if full else memory_text(stage, part=False)})
+    return rows

@@ -1,4 +1,4 @@
-"""The partition as text, for a terminal of 80 columns or more.
+"""The partition as text, for a terminal of LEAST_COLUMNS or more.
 
 replica 0: 64 of 64 samples, in 64 micro-batches of 1
 s0 desk/0 RTX-3090 · layers 0–12 · 15.4 of 24.0 GiB, 64 %
@@ -44,20 +44,24 @@ LETTERS: dict[Cause, str] = {
     "slower optimizer": "=",
     "overhead": "-",
 }
-_LEAST, _NAME = 40, 30  # columns: of all, of a name
+LEAST_COLUMNS = 60  # of a terminal, below which its bars say little
+_NAME = 30  # columns of a name
 
 
 @dataclass(frozen=True)
 class TextPicture:
-    """A scene for `rich` to print, as wide as the terminal, at most `width`."""
+    """A scene for `rich` to print, as wide as the terminal, at most `width`; on a narrow one only its first lines."""
 
     scene: Scene
     width: int = 100
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        scene, width = self.scene, max(_LEAST, min(self.width, options.max_width))
+        scene, width = self.scene, min(self.width, options.max_width)
         yield Text(printable(f"{scene.plan.model}: {origin_text(scene.plan)}"), style="bold")
         yield from map(Text, headlines(scene))
+        if width < LEAST_COLUMNS:
+            yield Text(f"no picture: it needs {LEAST_COLUMNS} columns, and this terminal has {width}\n", style="dim")
+            return
         many = len(scene.stages) > MOST_BARS
         for lane in scene.lanes:
             yield Text("\n" + lane_title(lane, scene), style="bold")
