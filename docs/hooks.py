@@ -13,12 +13,13 @@ from docs.generate import filled
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
+ROOTS = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 HOME = {"README.md": "index.md", "hetpipe/show/glossary.md": "glossary.md"}
 
 
 def beside() -> dict[str, str]:
     """Pages of the site that lie outside of docs/: their path in the repository, and in the site."""
-    found = [ROOT / name for name in (*HOME, "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "examples/README.md")]
+    found = [ROOT / name for name in (*HOME, *ROOTS, "models/README.md", "examples/README.md")]
     found += sorted(ROOT.glob("bench/*/README.md"))
     names = [path.relative_to(ROOT).as_posix() for path in found]
     return {name: HOME.get(name, name) for name in names}

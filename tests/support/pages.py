@@ -80,7 +80,7 @@ def pages() -> list[Page]:
 def linked() -> list[Page]:
     """All pages with links between them."""
     beside = [p for folder in ("models", "examples", "bench/*") for p in sorted(ROOT.glob(f"{folder}/README.md"))]
-    alone = (Page(name) for name in ("CONTRIBUTING.md", "CHANGELOG.md", "hetpipe/show/glossary.md"))
+    alone = (Page(name) for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "hetpipe/show/glossary.md"))
     return [*pages(), *alone, *(Page(p.relative_to(ROOT).as_posix()) for p in beside)]
 
 
