@@ -12,6 +12,7 @@
 # make pictures   the pictures of docs/: those that `hetpipe show` draws, and that of the bound
 # make screenshots   those of reports in docs/, with Chromium, of what `make demo` left and of configs/bert-large
 # make test-torch TORCH=2.8.0   the runtime's tests on another release of torch, in an environment of its own (CUDA builds take 4 GB)
+# make test-matrix   test-torch on Python 3.11, 3.12 and 3.13, each with the oldest torch and the one of constraints.txt; leaves out a Python that is not there
 # make clean   removes what building and running left behind, but for .venv
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -28,7 +29,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 STAMP := $(VENV)/.hetpipe-setup
 
-.PHONY: setup demo test test-all coverage test-torch bench bench-quick lint rooms docs pictures screenshots check clean
+.PHONY: setup demo test test-all coverage test-torch test-matrix bench bench-quick lint rooms docs pictures screenshots check clean
 
 setup: $(STAMP)
 
@@ -68,6 +69,19 @@ test-torch:
 	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install -c $(TORCH_VENV)/constraints.txt -e '.[test,pipes]'
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(TORCH_TESTS)
+
+PYTHONS ?= python3.11 python3.12 python3.13
+TORCHES ?= 2.8.0 $(patsubst torch==%,%,$(shell grep '^torch==' constraints.txt))
+
+# a shim of pyenv may be there without its Python: so it is run, not looked up
+test-matrix:
+	@failed=; for python in $(PYTHONS); do \
+	  $$python -c '' 2> /dev/null || { echo "left out: no $$python on this machine"; continue; }; \
+	  for torch in $(TORCHES); do \
+	    echo "$$python, torch $$torch"; \
+	    $(MAKE) test-torch PYTHON=$$python TORCH=$$torch TORCH_VENV=.venv-torch-$$torch-$$python || failed="$$failed $$python/torch-$$torch"; \
+	  done; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 BENCHED = build/bench
 

@@ -7,6 +7,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from email.parser import Parser
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -126,9 +127,32 @@ def test_the_wheel_holds_every_module_and_runs_by_itself(built: Path, tmp_path: 
     assert done.stdout.strip() == str(tmp_path / "hetpipe" / "partitioners" / "even.py"), done.stderr
 
 
-def test_the_citation_has_the_version() -> None:
+def test_the_citation_and_the_changelog_have_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert (citation["version"], citation["cff-version"]) == (hetpipe.__version__, "1.2.0")
+    changes = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
+    assert changes[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(hetpipe.__version__)}\] - \d{{4}}-\d{{2}}-\d{{2}}", changes[1])
+
+
+def test_the_metadata_say_what_hetpipe_is_and_where_it_runs(built: Path) -> None:
+    (path,) = built.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        (place,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        found = Parser().parsestr(archive.read(place).decode("utf-8"))
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (found["Name"], found["Version"], found["Requires-Python"]) == ("hetpipe", hetpipe.__version__, ">=3.11")
+    assert found["Author"] == citation["authors"][0]["name"]
+    assert (found["License-Expression"] or found["License"]) == citation["license"]
+    assert any(name.endswith("/LICENSE") for name in names)
+    assert set(citation["keywords"]) <= set(found["Keywords"].split(","))
+    releases = [kind.rpartition(" ")[2] for kind in found.get_all("Classifier") or [] if ":: Python :: 3." in kind]
+    matrix = re.search(r"^PYTHONS \?= (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert matrix is not None
+    assert matrix[1].split() == [f"python{release}" for release in releases]
+    assert all(address.partition(", ")[2].startswith("https://") for address in found.get_all("Project-URL") or [])
+    assert {"viz", "hf", "lora", "text", "test"} <= set(found.get_all("Provides-Extra") or [])
 
 
 def test_workflows_run_what_ci_runs_and_forms_are_yaml() -> None:
