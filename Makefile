@@ -67,7 +67,7 @@ test-torch:
 	test -x $(TORCH_VENV)/bin/python || $(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install torch==$(TORCH)
 	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
-	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install -c $(TORCH_VENV)/constraints.txt -e '.[test,pipes]'
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install -c $(TORCH_VENV)/constraints.txt -e '.[test,pipes,lora]'
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(TORCH_TESTS)
 
 PYTHONS ?= python3.11 python3.12 python3.13
