@@ -24,7 +24,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from bench.stage_memory.run import fill_stage
 from hetpipe.checkpoints import checkpoint
 from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.model import Loss, LossWeight, Tensors, cross_entropy
@@ -36,6 +35,7 @@ from hetpipe.processes.world import World
 from hetpipe.spec.plan import Backend
 from tests.support.jobs import STATE
 from tests.support.ranks import make_plan
+from tests.support.resident import fill_stage
 from tests.support.transparency import open_engine
 
 LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")

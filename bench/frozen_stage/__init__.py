@@ -1,1 +1,0 @@
-"""What a pipeline gains where nothing in its first layers trains."""
