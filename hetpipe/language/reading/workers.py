@@ -20,7 +20,7 @@ from hetpipe.language.tokenizer import PARALLEL
 from hetpipe.processes.environment import cores
 from hetpipe.processes.ranks.forkserver import Forkserver
 
-BYTES_EACH = 8 * 2**20  # of files for a process, which takes 2 s of a processor to start, and these 5 s (bench/token_file)
+BYTES_EACH = 8 * 2**20  # of files for a process, which takes 2 s of a processor to start, and these 5 s (docs/measurements.md)
 MOST_WORKERS = 16
 END_SECONDS = 1.0  # for a process to end once it has no more to read
 MODULES = ("transformers", "hetpipe.language.reading.workers")

@@ -1,1 +1,0 @@
-"""What does a checkpoint take, in seconds and in memory, to write and to load?"""

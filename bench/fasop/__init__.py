@@ -1,1 +1,0 @@
-"""FASOP's published searches: its plans and ours, by both estimates."""

@@ -1,1 +1,0 @@
-"""What looks at replayed models cost, and building them, by their layers."""
