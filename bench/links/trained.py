@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from hetpipe.building.build import build_model
 from hetpipe.spec.job import Job
 from hetpipe.spec.plan import Plan
 from hetpipe.training.loop import Loop
@@ -19,6 +21,8 @@ def main(folder: Path) -> None:
     profile = obtain_profile(session, Request.by(job), fresh=True)
     found = {}
     for name, document in json.loads((folder / "plans.json").read_text()).items():
+        model = build_model(job, session.data.train, session.data.names)  # as before the last plan trained
+        session = replace(session, model=model)
         engine = join(session, Plan.parse(document, name), profile)
         assert engine is not None, f"{name} leaves a device out"
         found[name] = Loop(job, session, engine).run().steady_seconds
