@@ -1,4 +1,4 @@
-"""Tables of figures as Markdown, between two comments of a README, and what they were measured on."""
+"""What the programs here share: names that an option lists, tables of figures as Markdown, and what they were measured on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import write_text
+
+
+def chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """The names of a list with commas between them. InputError for one that is not known."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise InputError(f"{option}: unknown value {name!r}{nearest(name, known)}")
+    return names
 
 
 def environment() -> str:

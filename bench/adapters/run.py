@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +15,13 @@ from typing import Annotated, Any, NamedTuple
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import torch
 import typer
 import yaml
 from rich.console import Console
-from torch.utils.data import TensorDataset
 
-from bench.tables import environment, markdown, replace_table
-from hetpipe.building.datasets import DataSplits
+from bench.apart import said
+from bench.tables import chosen, environment, markdown, replace_table
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.units import human_bytes
 
 README = Path(__file__).parent / "README.md"
@@ -74,13 +69,6 @@ class Row(NamedTuple):
         return max((there / said - 1 for said, there in self.peaks.values()), key=abs)
 
 
-def tokens() -> DataSplits:
-    """Random tokens, of each of which the next is to be told."""
-    drawn = torch.randint(3, WORDS, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
-    pairs: Any = TensorDataset(drawn[:, :-1], drawn[:, 1:])
-    return DataSplits(train=pairs)
-
-
 def train(kind: str, regime: str, folder: Path) -> Row:
     """One run in a folder of its own."""
     cluster = {
@@ -95,7 +83,7 @@ def train(kind: str, regime: str, folder: Path) -> Row:
     job = {
         "format": "hetpipe.job/1",
         "model": {"name": "causal_lm", "args": {"type": kind, "extras": [], **SIZES, **KINDS[kind]}},
-        "data": {"target": "bench.adapters.run:tokens"},
+        "data": {"target": "bench.causal_lms.jobs:tokens", "args": {"words": WORDS, "samples": SAMPLES, "length": LENGTH}},
         "loss": {"name": "cross_entropy", "weight": "tokens"},
         "cluster": "cluster.yaml",
         "profiler": {"microbatch_sizes": [1, 2, 4], "cache": str(folder / "cache")},
@@ -106,19 +94,9 @@ def train(kind: str, regime: str, folder: Path) -> Row:
         job["adapter"] = adapter
     (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run(
-        [sys.executable, "-m", "hetpipe", "train", "job.yaml"],
-        cwd=folder,
-        text=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-    if ran.returncode:
-        raise InputError(f"{kind}, {regime}: hetpipe train ended with {ran.returncode}: {ran.stderr[-2000:]}")
+    said(["-m", "hetpipe", "train", "job.yaml"], folder=folder)
     summary, plan = (json.loads((folder / "log" / name).read_text()) for name in ("summary.json", "plan.json"))
-    said = plan["predicted"]["peak_bytes"]
+    predicted = plan["predicted"]["peak_bytes"]
     cuts = " beside ".join(
         " + ".join(f"{s['layers'][1] - s['layers'][0]} on {'fast' if s['devices'][0] == 'n0/0' else 'slow'}" for s in r["stages"])
         for r in plan["replicas"]
@@ -128,7 +106,7 @@ def train(kind: str, regime: str, folder: Path) -> Row:
         regime,
         cuts,
         (plan["predicted"]["step_seconds"], summary["measured_step_seconds"]),
-        {device: (said[device], there) for device, there in summary["peak_bytes"].items()},
+        {device: (predicted[device], there) for device, there in summary["peak_bytes"].items()},
         summary["overrun_fraction"] <= 0.01,
     )
 
@@ -157,13 +135,10 @@ def bench(
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
 ) -> None:
     """Train each, and tell predicted and measured."""
-    for names, known in ((only, list(KINDS)), (regimes, list(REGIMES))):
-        for name in names.split(","):
-            if name not in known:
-                raise InputError(f"unknown {name!r}{nearest(name, known)}")
     rows, where = [], environment()
-    for kind in only.split(","):
-        for regime in regimes.split(","):
+    kinds, trained = chosen("--only", only, list(KINDS)), chosen("--regimes", regimes, list(REGIMES))
+    for kind in kinds:
+        for regime in trained:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(train(kind, regime, Path(folder)))
             console.print(table(rows[-1:]).splitlines()[-1], markup=False, soft_wrap=True)

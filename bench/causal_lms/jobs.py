@@ -28,12 +28,12 @@ from rich.console import Console
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from bench.tables import markdown, replace_table
+from bench.apart import ROOT, said
+from bench.tables import chosen, markdown, replace_table
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, nearest
 from hetpipe.hf.replay.tiny import WORDS, tiny
 
 README = Path(__file__).parent / "README.md"
@@ -79,9 +79,9 @@ PLANS = (
 console = Console()
 
 
-def tokens() -> DataSplits:
+def tokens(words: int = WORDS, samples: int = SAMPLES, length: int = LENGTH) -> DataSplits:
     """Random tokens, of each of which the next is to be told."""
-    drawn = torch.randint(3, WORDS, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(3, words, (samples, length + 1), generator=torch.Generator().manual_seed(0))
     pairs: Any = TensorDataset(drawn[:, :-1], drawn[:, 1:])
     return DataSplits(train=pairs)
 
@@ -148,39 +148,26 @@ class Trial:
     def _range(self, begin: int, end: int) -> list[int]:
         return [begin if begin >= 0 else self.layers + begin, end if end > 0 else self.layers + end]
 
-    def command(self, *arguments: str) -> subprocess.Popen[str]:
-        """`hetpipe arguments…`, in a session of its own."""
-        root = Path(__file__).resolve().parents[2]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        return subprocess.Popen(
-            [sys.executable, "-m", "hetpipe", *arguments],
+    def killed(self) -> int:
+        """Train until a checkpoint is there, and kill all processes at once; the step of the newest checkpoint."""
+        run = subprocess.Popen(
+            [sys.executable, "-m", "hetpipe", "train", "job.yaml"],
             cwd=self.folder,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-    def killed(self) -> int:
-        """Train until a checkpoint is there, and kill all processes at once; the step of the newest checkpoint."""
-        run, saved = self.command("train", "job.yaml"), str(self.folder / "saved")
+        saved = str(self.folder / "saved")
         until = time.monotonic() + PATIENCE_SECONDS
         while run.poll() is None and time.monotonic() < until and len(list_checkpoints(saved)) < KILLED:
             time.sleep(0.01)
         if run.poll() is not None:
-            raise InputError(f"{self.kind}: the run has ended before it was killed: {run.communicate()[0][-2000:]}")
+            raise RuntimeError(f"{self.kind}: the run has ended before it was killed: {run.communicate()[0][-2000:]}")
         os.killpg(run.pid, signal.SIGKILL)
         run.communicate()
         return len(list_checkpoints(saved))
-
-    def done(self, *arguments: str) -> str:
-        """A command that must succeed; what it says."""
-        run = self.command(*arguments)
-        said = run.communicate(timeout=PATIENCE_SECONDS)[0]
-        if run.returncode:
-            raise InputError(f"{self.kind}: hetpipe {' '.join(arguments)} ended with {run.returncode}: {said[-2000:]}")
-        return said
 
     def reference(self) -> Any:
         """Transformers' own model after the steps on one device, in a plain loop."""
@@ -206,8 +193,8 @@ def tried(kind: str) -> list[str]:
         trial.plan(PLANS[0])
         at = trial.killed()
         trial.plan(PLANS[1])
-        trial.done("train", "job.yaml")
-        trial.done("export-weights", "job.yaml", "-o", "trained")
+        said(["-m", "hetpipe", "train", "job.yaml"], folder=trial.folder)
+        said(["-m", "hetpipe", "export-weights", "job.yaml", "-o", "trained"], folder=trial.folder)
         found, loading = trial.model_class.from_pretrained(Path(name) / "trained", dtype=torch.float64, output_loading_info=True)
         wanted, before = trial.reference(), trial.model_class.from_pretrained(trial.start, dtype=torch.float64)
     own, moved = dict(found.named_parameters()), 0.0
@@ -220,17 +207,13 @@ def tried(kind: str) -> list[str]:
 
 
 def bench(
-    only: Annotated[str, typer.Option(help="Types, with commas between them.")] = "",
+    only: Annotated[str, typer.Option(help="Types, with commas between them.")] = ",".join(KINDS),
     readme: Annotated[bool, typer.Option("--readme", help="Put the table into README.md.")] = False,
 ) -> None:
     """Train, kill, go on under another plan, export, load, and compare."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    names = [name.strip() for name in only.split(",")] if only else list(KINDS)
-    for name in names:
-        if name not in KINDS:
-            raise InputError(f"--only: unknown type {name!r}{nearest(name, list(KINDS))}")
-    rows = []
+    names, rows = chosen("--only", only, list(KINDS)), []
     for name in names:
         rows.append(tried(name))
         console.print(*rows[-1], markup=False)

@@ -17,9 +17,9 @@ import transformers
 import typer
 from rich.console import Console
 
-from bench.tables import markdown, replace_table
+from bench.tables import chosen, markdown, replace_table
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, cut, nearest, one_line
+from hetpipe.files.messages import cut, one_line
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.hf.replay.build import REPLAY_TOLERANCE
 from hetpipe.hf.replay.classes import causal_lm_of
@@ -85,10 +85,7 @@ def bench(
         check_output(output)
     transformers.logging.set_verbosity_error()
     known: Any = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    names = [name.strip() for name in only.split(",")] if only else list(known)
-    for name in names:
-        if name not in known:
-            raise InputError(f"--only: unknown type {name!r}{nearest(name, list(known))}")
+    names = chosen("--only", only, list(known)) if only else list(known)
     found: dict[str, Outcome] = {}
     for number, name in enumerate(names, 1):
         found[name] = outcome(name)

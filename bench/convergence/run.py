@@ -16,10 +16,9 @@ import typer
 from rich.console import Console
 
 from bench.reference import train_reference
-from bench.tables import environment, markdown, replace_table
+from bench.tables import chosen, environment, markdown, replace_table
 from bench.throughput.clusters import MIXES, cluster_document
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
@@ -112,9 +111,7 @@ def bench(
     if output is not None:
         check_output(output)
     found, rows = dict[str, dict[str, list[float]]](), list[list[str]]()
-    for name in (name.strip() for name in only.split(",")):
-        if name not in JOBS:
-            raise InputError(f"--only: unknown value {name!r}{nearest(name, list(JOBS))}")
+    for name in chosen("--only", only, list(JOBS)):
         found[name] = curves(name, steps)
         apart = differences(found[name])
         for way, row in found[name].items():

@@ -178,9 +178,5 @@ def run(
     console.print(f"pictures, trace (open in ui.perfetto.dev), metrics and summary: {folder}")
 
 
-def _app() -> None:
-    typer.run(run)
-
-
 if __name__ == "__main__":
-    main(_app)
+    main(lambda: typer.run(run))

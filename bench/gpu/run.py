@@ -22,8 +22,9 @@ from bench.gpu.parts import PARTS, Part
 from bench.gpu.subject import Subject
 from bench.gpu.suite import suite
 from bench.gpu.worker import Worker
+from bench.tables import chosen
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, nearest
+from hetpipe.files.messages import InputError
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.models.gpt import SIZES
 from hetpipe.processes.progress import Activity, say
@@ -70,19 +71,11 @@ def _say(activity: Activity, part: Part, text: str) -> None:
     activity.say(f"{part.title}: {text}")
 
 
-def chosen(only: str | None) -> list[Part]:
+def parts_of(only: str | None) -> list[Part]:
     """The parts of these numbers; InputError for one that there is not."""
     numbers = [part.number for part in PARTS]
-    wanted = numbers if only is None else [number.strip() for number in only.split(",")]
-    for number in wanted:
-        if number not in numbers:
-            raise InputError(f"--only: there is no part {number!r}{nearest(number, numbers)}")
+    wanted = numbers if only is None else chosen("--only", only, numbers)
     return [part for part in PARTS if part.number in wanted]
-
-
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InputError(f"{name}: unknown value {value!r}{nearest(value, known)}")
 
 
 def bench(
@@ -101,9 +94,9 @@ def bench(
     limit_seconds: Annotated[float, typer.Option(min=1, help="When any other part is ended.")] = 300.0,
 ) -> None:
     """Run the parts, write the page after each of them, and say what failed."""
-    check_choice("--device", device, list(DEVICES))
-    check_choice("--size", size or "tiny", list(SIZES))
-    parts = chosen(only)
+    chosen("--device", device, list(DEVICES))
+    chosen("--size", size or "tiny", list(SIZES))
+    parts = parts_of(only)
     check_output(output)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA card is found; --device cpu makes a dry run of the same parts on the CPU")
@@ -134,9 +127,5 @@ def bench(
         raise typer.Exit(1)
 
 
-def _app() -> None:
-    typer.run(bench)
-
-
 if __name__ == "__main__":
-    main(_app)
+    main(lambda: typer.run(bench))

@@ -26,9 +26,9 @@ import torch
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file
 
+from bench.tables import markdown
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.cli.commands import main
 
@@ -183,19 +183,14 @@ def run(kills: int = 60, seed: Annotated[int | None, typer.Option(help="Drawn if
 def _report(
     console: Console, victim: Victim, whole: Victim, rows: list[tuple[str, bool, int, float, list[int]]], litter: set[str]
 ) -> None:
-    table = Table(title="kills")
-    for name in ("killed", "times", "of these while saving", "gone after, at most", "processes left after 15 s"):
-        table.add_column(name, justify="left" if name == "killed" else "right")
+    names, lines = (
+        ("killed", "times", "of these while saving", "gone after, at most", "processes left after 15 s"),
+        list[list[str]](),
+    )
     for what in dict.fromkeys(row[0] for row in rows):
-        own = [row for row in rows if row[0] == what]
-        table.add_row(
-            what,
-            str(len(own)),
-            str(sum(row[1] for row in own)),
-            f"{max(row[3] for row in own):.2f} s",
-            str(sum(len(row[4]) for row in own)),
-        )
-    console.print(table)
+        _, saving, _, seconds, left = zip(*(row for row in rows if row[0] == what), strict=True)
+        lines.append([what, str(len(saving)), str(sum(saving)), f"{max(seconds):.2f} s", str(sum(map(len, left)))])
+    console.print(markdown(names, lines), markup=False, soft_wrap=True)
     ours, theirs = state(victim.folder), state(whole.folder)
     equal = ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
     count = whole.step()
@@ -203,14 +198,9 @@ def _report(
     console.print(f"state of model and optimizer after {count} steps, {len(ours)} tensors: {'equal' if equal else 'DIFFERENT'}")
     console.print(f"every step, and so every sample, once: {once}")
     console.print(f"left in the temporary folder: {sorted(litter) or 'nothing'}")
-    left = sum(len(row[4]) for row in rows)
-    if not (equal and once) or litter or left:
+    if not (equal and once) or litter or any(row[4] for row in rows):
         raise RuntimeError("the killed run is not the whole one, or left something behind")
 
 
-def _app() -> None:
-    typer.run(run)
-
-
 if __name__ == "__main__":
-    main(_app)
+    main(lambda: typer.run(run))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bench.links.hosts import HEADERS, HOSTS, LIMIT_SECONDS, Host
 from bench.links.steps import Row, compared
+from bench.tables import markdown
 from hetpipe.spec.profile import Profile
 
 WIDE = 0.15  # token buckets let bursts pass, and a busy machine leaves them idle
@@ -37,34 +38,34 @@ def off(profile: Profile) -> list[str]:
     return found
 
 
-def print_rates(profile: Profile) -> None:
+def rates(profile: Profile) -> str:
     """As set, and as measured."""
-    print("| from | to | flows | set, MB/s | measured, MB/s | error | spread |")
-    print("|---|---|--:|--:|--:|--:|--:|")
+    lines = []
     for row in profile.provenance["links"]:
         source, target = row.get("from"), row.get("to")
         if source != target:
             wanted, got, rest = carried(HOSTS, source, target), row["bytes_per_second"], "the others"
-            print(
-                f"| {source or rest} | {target or rest} | {row['flows']} | {wanted / 1e6:.1f} | {got / 1e6:.1f} "
-                f"| {got / wanted - 1:+.1%} | {row['relative_spread']:.0%} |"
-            )
-    print("\n| node | adapter out, MB/s | in, MB/s |\n|---|--:|--:|")
-    for adapter in profile.adapters:
-        print(f"| {adapter.node} | {adapter.rates.out / 1e6:.1f} | {adapter.rates.into / 1e6:.1f} |")
+            numbers = [f"{wanted / 1e6:.1f}", f"{got / 1e6:.1f}", f"{got / wanted - 1:+.1%}", f"{row['relative_spread']:.0%}"]
+            lines.append([source or rest, target or rest, str(row["flows"]), *numbers])
+    links = markdown(["from", "to", "flows", "set, MB/s", "measured, MB/s", "error", "spread"], lines, words=2)
+    each = [[a.node, f"{a.rates.out / 1e6:.1f}", f"{a.rates.into / 1e6:.1f}"] for a in profile.adapters]
     hidden = profile.overheads[0].transfer_overlap or 0.0
-    print(f"\nOf a transfer from a to b, or of what both compute beside it, {hidden:.0%} were hidden.\n")
+    adapters = markdown(["node", "adapter out, MB/s", "in, MB/s"], each)
+    return f"{links}\n{adapters}\nOf a transfer from a to b, or of what both compute beside it, {hidden:.0%} were hidden.\n"
 
 
-def print_steps(rows: Sequence[Row]) -> None:
+def steps(rows: Sequence[Row]) -> str:
     """As measured, and as predicted with and without adapters."""
-    print("| plan | measured, s | spread | predicted, s | error | each flow alone, s | error |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
-    for row in rows:
-        print(
-            f"| {row.name} | {row.measured:.2f} | {row.relative_spread:.0%} | {row.shared:.2f} "
-            f"| {row.shared / row.measured - 1:+.1%} | {row.alone:.2f} | {row.alone / row.measured - 1:+.1%} |"
-        )
+    lines = [
+        [
+            row.name,
+            f"{row.measured:.2f}",
+            f"{row.relative_spread:.0%}",
+            *(text for x in (row.shared, row.alone) for text in (f"{x:.2f}", f"{x / row.measured - 1:+.1%}")),
+        ]
+        for row in rows
+    ]
+    return markdown(["plan", "measured, s", "spread", "predicted, s", "error", "each flow alone, s", "error"], lines)
 
 
 def main() -> None:
@@ -73,8 +74,7 @@ def main() -> None:
         profile, rows = compared(HOSTS)
     except subprocess.TimeoutExpired as error:
         sys.exit(f"no end within {LIMIT_SECONDS} s: {error}")
-    print_rates(profile)
-    print_steps(rows)
+    print(f"{rates(profile)}\n{steps(rows)}")
     if wrong := off(profile):
         sys.exit("\n".join(["rates that are more than 15 % off:", *wrong]))
 

@@ -20,18 +20,16 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from bench.apart import ROOT
 from bench.overhead.contenders import SHAPES, Case, Layout
-from bench.tables import environment, markdown, replace_table
+from bench.tables import chosen, environment, markdown, replace_table
 from hetpipe.cli.commands import main
 from hetpipe.files.messages import InputError
 from hetpipe.processes.progress import Activity
 
 HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
 OURS = "hetpipe"
 TOLERANCE = 1e-5  # of the losses, relative
 LEAST_STEPS = 3  # of a block
@@ -240,39 +238,6 @@ def page(rows: Sequence[Comparison], where: str) -> str:
     return f"{where}.\n\n{markdown(names, cells, words=3)}"
 
 
-def show(rows: Sequence[Comparison], where: str) -> None:
-    """Print the table: medians, and of what compares blocks the quartiles as well."""
-    table = Table("model", "layout", "beside", title="Microseconds; median (quartiles of the blocks)")
-    for name in ("step", "other's", "ratio", "processor ratio", "action", "other's", "extra an action", "of a processor"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        steps = [f"{spread.median:,.0f}" for spread in (row.step_microseconds, row.other_step_microseconds)]
-        actions = [f"{spread.median:,.0f}" for spread in (row.action_microseconds, row.other_action_microseconds)]
-        table.add_row(
-            row.model,
-            row.layout,
-            row.other,
-            *steps,
-            row.ratio.shown(2),
-            row.processor_ratio.shown(2),
-            *actions,
-            row.extra_action_microseconds.shown(0),
-            row.extra_action_processor_microseconds.shown(0),
-        )
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(table)
-    console.print(f"{where}; {os.getloadavg()[0]:.1f} at the end (ranks of one thread each)")
-
-
-def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
-    """The names of a list with commas."""
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InputError(f"--{option}: unknown {unknown}; known: {', '.join(known)}")
-    return names
-
-
 def run(
     old: Annotated[Path | None, typer.Option(help="A checkout of an earlier hetpipe, to compare with as well.")] = None,
     models: str = ",".join(SHAPES),
@@ -286,7 +251,7 @@ def run(
     if old is not None and not (old / "hetpipe" / "__init__.py").is_file():
         raise InputError(f"--old: there is no hetpipe in {old}")
     checkout = old.resolve() if old is not None else None
-    kinds, names = chosen(layouts, get_args(Layout), "layouts"), chosen(models, list(SHAPES), "models")
+    kinds, names = chosen("--layouts", layouts, get_args(Layout)), chosen("--models", models, list(SHAPES))
     cases = [Case(model, cast(Layout, layout)) for layout in kinds for model in names]
     where, rows = environment(), list[Comparison]()
     blocks = rounds * sum(1 + len(case.others) + (checkout is not None) for case in cases)
@@ -300,8 +265,8 @@ def run(
         nested = [{key: v._asdict() if isinstance(v, Spread) else v for key, v in row._asdict().items()} for row in rows]
         ratios = {f"hetpipe over {row.other}, {row.model}, {row.layout}": row.ratio.median for row in rows}
         sys.stdout.write(json.dumps({"environment": where, "ratios": ratios, "comparisons": nested}, indent=1) + "\n")
-        return
-    show(rows, where)
+    else:
+        print(page(rows, where))
 
 
 if __name__ == "__main__":

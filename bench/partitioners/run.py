@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from bench.partitioners.clusters import CASES, LARGE, Case, cluster
 from bench.partitioners.drawn import drawn
@@ -123,23 +122,8 @@ def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    """Ratios, and their geometric means over the clusters where the baseline fits."""
-    made = Table(title="simulated step time over that of auto (–: nothing fits)")
-    for name in ("cluster", "model", "batch", "auto, s", *BASELINES):
-        made.add_column(name, justify="left" if name in ("cluster", "model") else "right", overflow="fold")
-    for row in rows:
-        step = row["results"]["auto"]["step_seconds"]
-        ratios = [_ratio(row["results"][name]["ratio"]) for name in BASELINES]
-        made.add_row(row["case"], row["model"], str(row["batch"]), "–" if step is None else f"{step:.3f}", *ratios)
-    made.add_section()
-    made.add_row("geometric mean", "", "", "", *(f"{mean(rows, name):.2f}" for name in BASELINES))
-    made.add_row("fits", "", "", "", *(f"{len(ratios_of(rows, name))}/{len(rows)}" for name in BASELINES))
-    return made
-
-
 def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """The same table as README.md has it."""
+    """The table of README.md: ratios, and their geometric means over the clusters where the baseline fits."""
     lines = []
     for row in rows:
         auto = row["results"]["auto"]
@@ -205,7 +189,7 @@ def run(
         rows = [row for case in cases if (row := run_case(case, time_limit)) is not None]
     if not rows:
         raise typer.Exit(2)
-    console.print(table(rows))
+    console.print(as_markdown(rows), markup=False)
     worst(rows)
     if output is not None:
         write_text(output, json.dumps(rows, indent=1) + "\n")

@@ -22,7 +22,8 @@ from unittest.mock import patch
 import typer
 from rich.console import Console
 
-from bench.planner.run import drawn, each_apart
+from bench.apart import each_apart
+from bench.planner.run import drawn
 from bench.tables import geometric_mean, markdown
 from hetpipe import partitioners
 from hetpipe.partitioners import auto

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -23,10 +20,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from bench.apart import ROOT, figures
 from bench.planner.run import drawn, rules
 from bench.tables import markdown
 
-HERE = Path(__file__).resolve().parents[2]
 CODE = """
 import json, sys
 from pathlib import Path
@@ -44,18 +41,13 @@ console = Console(width=160)
 
 def planned_in(folder: Path, seed: int, kind: str) -> dict[str, Any]:
     """What `auto` of a checkout finds, and the processor seconds and the memory that it takes."""
-    command = [sys.executable, "-c", CODE, str(seed), kind]
-    own = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"seed {seed} in {folder}: {done.stderr.strip()[-600:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = figures(["-c", CODE, str(seed), kind], folder)
     return found
 
 
 def both(other: Path, seed: int, kind: str) -> dict[str, Any]:
     """A draw, by the other checkout and by this one; and what the best simple rule of this one takes."""
-    row: dict[str, Any] = {"seed": seed, "before": planned_in(other, seed, kind), "after": planned_in(HERE, seed, kind)}
+    row: dict[str, Any] = {"seed": seed, "before": planned_in(other, seed, kind), "after": planned_in(ROOT, seed, kind)}
     given = drawn(seed, beyond=kind == "wide")
     row["rule"] = min(rules(given).values(), default=math.inf)
     return row

@@ -18,8 +18,9 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
+from bench.apart import each_apart
 from bench.planner.ablation import planned
-from bench.planner.run import drawn, each_apart
+from bench.planner.run import drawn
 from bench.tables import markdown
 from hetpipe.planning.partition import Problem
 from hetpipe.spec.cluster import Cluster, Link

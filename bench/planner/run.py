@@ -11,11 +11,8 @@ from __future__ import annotations
 import json
 import math
 import resource
-import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
@@ -25,11 +22,12 @@ from unittest.mock import patch
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from bench.apart import each_apart
 from bench.partitioners.profiles import SAILOR, profile
 from bench.partitioners.zorse_profiles import ZORSE
 from bench.planner.draws import measured, wide
+from bench.tables import markdown
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.files.messages import InputError
@@ -179,14 +177,11 @@ def spread(rows: list[dict[str, Any]], name: str, shown: str) -> list[str]:
     return [name, str(len(having)), *(format(value, shown) for value in at), str(having[-1][1])]
 
 
-def summary(rows: list[dict[str, Any]]) -> Table:
+def summary(rows: list[dict[str, Any]]) -> str:
     """Of all draws."""
-    table = Table("", "problems", "median", "95 %", "worst", "its seed")
     each = {"ratio": ".3f", "regret": ".1%", "gap": ".1%", "first": ".2f", "seconds": ".2f", "peak_bytes": ".3g"}
-    for name, shown in each.items():
-        if row := spread(rows, name, shown):
-            table.add_row(*row)
-    return table
+    lines = [row for name, shown in each.items() if (row := spread(rows, name, shown))]
+    return markdown(["", "problems", "median", "95 %", "worst", "its seed"], lines)
 
 
 def printed(row: dict[str, Any]) -> str:
@@ -194,22 +189,6 @@ def printed(row: dict[str, Any]) -> str:
     shown = {"cost": ".4g", "ratio": ".3f", "regret": ".1%", "gap": ".1%", "seconds": ".1f"}
     each = [f"{name} {format(row[name], how)}" for name, how in shown.items() if row.get(name) is not None]
     return f"{row['seed']}: {row['devices']} devices, {row['types']} types: " + ", ".join(each) + str(row.get("refused", ""))[:80]
-
-
-def apart(module: str, words: Sequence[str]) -> dict[str, Any]:
-    """A problem in a process of its own: what the module prints last."""
-    command = [sys.executable, "-m", module, "--here", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()[-600:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def each_apart(module: str, each: Iterable[Sequence[str]], jobs: int) -> Iterator[dict[str, Any]]:
-    """Several, so many at a time, in their order."""
-    with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda words: apart(module, words), each)
 
 
 def main(
@@ -245,7 +224,7 @@ def main(
         console.print(printed(rows[-1]))
         if output is not None:
             output.write_text(json.dumps(rows, indent=1) + "\n")
-    console.print(summary(rows))
+    console.print(summary(rows), markup=False)
 
 
 if __name__ == "__main__":

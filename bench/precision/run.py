@@ -8,15 +8,14 @@ Needs `zorse` in the folder that the environment variable HETPIPE_DATA names.
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from bench.partitioners.clusters import Case, cluster
-from bench.partitioners.zorse_profiles import PREFIX, TOKENS, imported, thinned
+from bench.partitioners.zorse_profiles import PREFIX, imported, thinned
+from bench.tables import geometric_mean, markdown
 from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
@@ -153,12 +152,6 @@ def means(rows: list[Row]) -> list[str]:
     return ["geometric mean", "", "", "", *found]
 
 
-def markdown(rows: list[Row]) -> str:
-    """The table as README.md has it."""
-    lines = [HEADS, ["---", "---", *["---:"] * (len(HEADS) - 2)], *map(cells, rows), means(rows)]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-
-
 def run(
     only: Annotated[str, typer.Option(help="Only clusters whose name or model has this.")] = "",
     table_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table as Markdown.")] = None,
@@ -170,14 +163,10 @@ def run(
         if only in case.name or only in case.model:
             rows.append(run_case(case, folder))
             console.print(" ".join(cells(rows[-1])), markup=False)
-    table = Table(*HEADS, title=f"simulated step over that of a precision for each type, {TOKENS} tokens (–: nothing fits)")
-    for row in rows:
-        table.add_row(*cells(row))
-    table.add_section()
-    table.add_row(*means(rows))
-    console.print(table)
+    table = markdown(HEADS, [*map(cells, rows), means(rows)], words=2)
+    console.print(table, markup=False)
     if table_file is not None:
-        write_text(table_file, markdown(rows))
+        write_text(table_file, table)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from bench.prediction.deepspeed import HBM3_BYTES_PER_SECOND, deepspeed_on_gh200
 from bench.prediction.earlier import earlier_runs
@@ -23,63 +22,58 @@ from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import DEFAULTS, System, mean_error, predict_all
 from bench.prediction.runs import Run, read_runs
 from bench.prediction.vtrain import predict_from_zorse, predict_pipelines
+from bench.tables import markdown
 from hetpipe.building.datasets import data_folder, find_data
 from hetpipe.cli.commands import main
 from hetpipe.spec.cluster import RuntimeOverhead
 
 console = Console()
 GB = 1e9
-COLUMNS = ("measured s", "predicted s", "pipeline", "sync", "error", "measured GB", "predicted GB", "error")
+COLUMNS = ("run", "measured s", "predicted s", "pipeline", "sync", "error", "measured GB", "predicted GB", "error")
+BOTH = ("time_error", "memory_error")
 
 
-def table(title: str, rows: list[dict[str, Any]]) -> Table:
+def show(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table under its title."""
+    console.print(f"{title}\n\n{markdown(names, lines)}", markup=False, soft_wrap=True)
+
+
+def table(title: str, rows: list[dict[str, Any]]) -> None:
     """Row by row; the last one is the mean absolute error."""
-    found = Table("run", title=title)
-    for column in COLUMNS:
-        found.add_column(column, justify="right")
-    for row in rows:
-        found.add_row(
+    lines = [
+        [
             row["run"],
-            f"{row['measured_seconds']:.3f}",
-            f"{row['predicted_seconds']:.3f}",
-            f"{row['pipeline_seconds']:.3f}",
-            f"{row['gradient_sync_seconds']:.3f}",
+            *(f"{row[f'{key}_seconds']:.3f}" for key in ("measured", "predicted", "pipeline", "gradient_sync")),
             f"{row['time_error']:+.1%}",
-            f"{row['measured_bytes'] / GB:.2f}",
-            f"{row['predicted_bytes'] / GB:.2f}",
+            *(f"{row[f'{key}_bytes'] / GB:.2f}" for key in ("measured", "predicted")),
             f"{row['memory_error']:+.1%}",
-        )
-    found.add_section()
-    means = [f"{mean_error(rows, key):.1%}" for key in ("time_error", "memory_error")]
-    found.add_row("mean absolute error", "", "", "", "", means[0], "", "", means[1])
-    return found
+        ]
+        for row in rows
+    ]
+    time, memory = (f"{mean_error(rows, key):.1%}" for key in BOTH)
+    show(title, COLUMNS, [*lines, ["mean absolute error", "", "", "", "", time, "", "", memory]])
 
 
-def beside(title: str, plain: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Table:
+def beside(title: str, plain: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     """Errors of time and memory: with nothing but the defaults, and with what was measured of the framework."""
-    found = Table("run", title=title)
-    for column in ("time: defaults", "measured", "memory: defaults", "measured"):
-        found.add_column(column, justify="right")
-    for one, other in zip(plain, rows, strict=True):
-        found.add_row(one["run"], *(f"{row[key]:+.1%}" for key in ("time_error", "memory_error") for row in (one, other)))
-    found.add_section()
-    means = (f"{mean_error(part, key):.1%}" for key in ("time_error", "memory_error") for part in (plain, rows))
-    found.add_row("mean absolute error", *means)
-    return found
+    pairs = zip(plain, rows, strict=True)
+    lines = [[one["run"], *(f"{row[key]:+.1%}" for key in BOTH for row in (one, other))] for one, other in pairs]
+    means = [f"{mean_error(part, key):.1%}" for key in BOTH for part in (plain, rows)]
+    names = ("run", "time: defaults", "measured", "memory: defaults", "measured")
+    show(title, names, [*lines, ["mean absolute error", *means]])
 
 
-def second_table(rows: list[dict[str, Any]], pipelines: list[dict[str, Any]]) -> Table:
+def second_table(rows: list[dict[str, Any]], pipelines: list[dict[str, Any]]) -> None:
     """Errors by micro-batch size: of all runs from others' layers, and of those with a pipeline from those without."""
-    found = Table("micro-batch", title="vTrain's runs on A100: mean absolute error, and the mean")
-    for name in ("runs", "from Zorse's layer", "mean", "pipelines", "from runs without", "mean"):
-        found.add_column(name, justify="right")
+    lines = []
     for b in (*sorted({row["microbatch"] for row in rows}), None):
         cells = []
         for kept in ([row for row in part if b in (None, row["microbatch"])] for part in (rows, pipelines)):
             mean = fmean(row["time_error"] for row in kept)
             cells += [str(len(kept)), f"{mean_error(kept, 'time_error'):.1%}", f"{mean:+.1%}"]
-        found.add_row("all" if b is None else str(b), *cells)
-    return found
+        lines.append(["all" if b is None else str(b), *cells])
+    names = ("micro-batch", "runs", "from Zorse's layer", "mean", "pipelines", "from runs without", "mean")
+    show("vTrain's runs on A100: mean absolute error, and the mean", names, lines)
 
 
 def parts_of(system: System) -> dict[str, System]:
@@ -108,14 +102,13 @@ def known_unmeasured() -> dict[str, System]:
     }
 
 
-def known_table(parts: dict[str, Sequence[Run]], data: Path) -> Table:
+def known_table(parts: dict[str, Sequence[Run]], data: Path) -> None:
     """Mean absolute errors of time."""
-    found = Table("", title="What could be known without measuring: mean absolute errors of time")
-    for name in parts:
-        found.add_column(name, justify="right")
-    for name, system in known_unmeasured().items():
-        found.add_row(name, *(f"{mean_error(predict_all(runs, data, system), 'time_error'):.1%}" for runs in parts.values()))
-    return found
+    lines = [
+        [name, *(f"{mean_error(predict_all(runs, data, system), 'time_error'):.1%}" for runs in parts.values())]
+        for name, system in known_unmeasured().items()
+    ]
+    show("What could be known without measuring: mean absolute errors of time", ["", *parts], lines)
 
 
 def run(
@@ -138,22 +131,18 @@ def run(
         told |= {"vtrain_rows": second[0], "vtrain_pipeline_rows": second[1], **taken}
         sys.stdout.write(json.dumps(told, indent=1) + "\n")
         return
-    console.print(table("OPT-350 on GH200 nodes: measured, and predicted from profile and plan alone", rows))
-    console.print(beside("OPT-350 on GH200 nodes: errors with the defaults, and with measured overheads", plain, rows))
-    console.print(known_table({"OPT-350": runs, "measured earlier": earlier_runs(runs), "GPT-Neo": GPT_NEO_RUNS}, data))
+    table("OPT-350 on GH200 nodes: measured, and predicted from profile and plan alone", rows)
+    beside("OPT-350 on GH200 nodes: errors with the defaults, and with measured overheads", plain, rows)
+    known_table({"OPT-350": runs, "measured earlier": earlier_runs(runs), "GPT-Neo": GPT_NEO_RUNS}, data)
     neo = predict_all(GPT_NEO_RUNS, data, DEFAULTS)
-    console.print(beside("GPT-Neo-2.7B: the same", neo, others))
-    less = Table("", title="What each part is worth: mean absolute errors")
-    less.add_column("time", justify="right")
-    less.add_column("memory", justify="right")
-    for name, part in {"all of it": system, **parts_of(system)}.items():
-        found = rows if part is system else predict_all(runs, data, part)
-        less.add_row(name, f"{mean_error(found, 'time_error'):.1%}", f"{mean_error(found, 'memory_error'):.1%}")
-    console.print(less)
-    console.print(table("The same plans, measured earlier", earlier))
-    console.print(table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others))
+    beside("GPT-Neo-2.7B: the same", neo, others)
+    without = {"all of it": rows} | {name: predict_all(runs, data, part) for name, part in parts_of(system).items()}
+    lines = [[name, *(f"{mean_error(found, key):.1%}" for key in BOTH)] for name, found in without.items()]
+    show("What each part is worth: mean absolute errors", ("", "time", "memory"), lines)
+    table("The same plans, measured earlier", earlier)
+    table("GPT-Neo-2.7B: the runs that device_bytes and both slowdowns were measured on", others)
     if second[0]:
-        console.print(second_table(*second))
+        second_table(*second)
     console.print(taken)
 
 

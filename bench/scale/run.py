@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,16 +20,17 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from bench.apart import figures, said
 from bench.scale.jobs import Row, cluster, job, plan
 from bench.scale.starting import FOLDER, PHASES
 from bench.scale.texts import planning_text, ranks_text, starting_text, steps_text
-from bench.tables import environment, replace_table
+from bench.tables import chosen, environment, replace_table
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, counted, nearest
+from hetpipe.files.messages import counted
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.processes.progress import Activity
 
-README, ROOT = Path(__file__).parent / "README.md", Path(__file__).parents[2]
+README = Path(__file__).parent / "README.md"
 DEVICES = (4, 16, 64, 256, 1024, 4096)
 KINDS = ((2, 24), (3, 24), (2, 96))  # types, layers
 MOST = 100_000  # devices times layers that are planned; more takes minutes
@@ -57,18 +56,9 @@ class Sizes(NamedTuple):
         return [n for n in self.up_to(DEVICES) if n <= self.largest]
 
 
-def command(words: Sequence[str], **variables: str) -> str:
-    """What a Python module prints as a program, in a process of its own."""
-    line, environment_of = [sys.executable, "-m", *words], {**os.environ, **variables}
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, env=environment_of, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()[-600:]}")
-    return done.stdout
-
-
 def apart(module: str, *words: object) -> Any:
     """The last line of what a module of this folder prints."""
-    return json.loads(command([f"bench.scale.{module}", *map(str, words)]).splitlines()[-1])
+    return figures(["-m", f"bench.scale.{module}", *map(str, words)])
 
 
 def planning(sizes: Sizes) -> list[Row]:
@@ -99,8 +89,8 @@ def starting(sizes: Sizes) -> list[Row]:
             (folder / f"plan{count}.json").write_text(json.dumps(plan(count)))
         (folder / "job.yaml").write_text(json.dumps(job()))
         activity.say("measuring the model")
-        profile = ["hetpipe", "profile", f"{folder}/job.yaml", "--set", f"cluster={folder}/cluster1.json"]
-        command([*profile, "-o", f"{folder}/profile.json"])
+        profile = ["-m", "hetpipe", "profile", f"{folder}/job.yaml", "--set", f"cluster={folder}/cluster1.json"]
+        said([*profile, "-o", f"{folder}/profile.json"])
         for count in list(counts) * sizes.repeats:
             activity.say(counted(count, "rank"))
             found.setdefault(count, []).append(start(folder, count))
@@ -114,7 +104,7 @@ def start(folder: Path, count: int) -> Row:
         settings = {"cluster": f"cluster{count}.json", "plan.file": f"plan{count}.json", "profile": "profile.json"}
         began = time.monotonic()
         changes = [word for key, file in settings.items() for word in ("--set", f"{key}={folder}/{file}")]
-        command(["bench.scale.starting", "train", f"{folder}/job.yaml", *changes], **{FOLDER: moments})
+        said(["-m", "bench.scale.starting", "train", f"{folder}/job.yaml", *changes], {FOLDER: moments})
         notes = [json.loads(file.read_text()) for file in Path(moments).iterdir()]
     return phases(began, notes)
 
@@ -166,10 +156,7 @@ def bench(
     readme: Annotated[bool, typer.Option("--readme", help="Put the tables into README.md beside this file.")] = False,
 ) -> None:
     """Measure each part and print its table."""
-    names, found = [name.strip() for name in only.split(",")], dict[str, list[Row]]()
-    for name in names:
-        if name not in PARTS:
-            raise InputError(f"--only: unknown value {name!r}{nearest(name, list(PARTS))}")
+    names, found = chosen("--only", only, list(PARTS)), dict[str, list[Row]]()
     if output is not None:
         check_output(output)
     where, console = environment(), Console(width=200)

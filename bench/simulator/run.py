@@ -7,8 +7,6 @@ python -m bench.simulator.run [--repeats N] [--json]
 from __future__ import annotations
 
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -18,9 +16,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from bench.tables import environment, markdown
 from hetpipe.cli.commands import main
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times, ready
 from hetpipe.predict.simulator import simulate
@@ -131,6 +128,11 @@ def crowd(R: int, n: int, m: int, repeats: int) -> tuple[float, float]:
     return seconds_of(lambda: simulate(*plan), repeats)
 
 
+def shown(seconds: tuple[float, float]) -> str:
+    """Milliseconds: the least and the median."""
+    return " / ".join(f"{1e3 * each:.1f}" for each in seconds)
+
+
 def run(repeats: Annotated[int, typer.Option(min=1)] = 9, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Print the least and the median of the repeats."""
     rows = {f"{n} × {m}": measure(n, m, repeats) for n, m in SHAPES}
@@ -138,18 +140,10 @@ def run(repeats: Annotated[int, typer.Option(min=1)] = 9, as_json: Annotated[boo
     if as_json:
         sys.stdout.write(json.dumps({**rows, **crowds}, indent=1) + "\n")
         return
-    table = Table("stages × micro-batches", title="Milliseconds of processor time, least / median")
-    for name in next(iter(rows.values())):
-        table.add_column(name, justify="right")
-    for shape, row in rows.items():
-        table.add_row(shape, *(f"{1e3 * least:.1f} / {1e3 * middle:.1f}" for least, middle in row.values()))
-    Console().print(table)
-    table = Table("replicas × stages × micro-batches", title=f"The same, where nodes of {NODE} devices share adapters")
-    table.add_column("simulate", justify="right")
-    for shape, (least, middle) in crowds.items():
-        table.add_row(shape, f"{1e3 * least:.1f} / {1e3 * middle:.1f}")
-    Console().print(table)
-    Console().print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, one in use")
+    heads = ["stages × micro-batches", *next(iter(rows.values()))]
+    print(markdown(heads, [[shape, *map(shown, row.values())] for shape, row in rows.items()]))
+    print(markdown(["replicas × stages × micro-batches", "simulate"], [[shape, shown(took)] for shape, took in crowds.items()]))
+    print(f"Milliseconds of processor time, least / median. {environment()}, one processor in use")
 
 
 if __name__ == "__main__":

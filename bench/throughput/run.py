@@ -20,11 +20,10 @@ import typer
 from rich.console import Console
 from scipy.stats import spearmanr
 
-from bench.tables import environment, geometric_mean, markdown, replace_table
+from bench.tables import chosen, environment, geometric_mean, markdown, replace_table
 from bench.throughput.clusters import MIXES, MODELS, Mix, cluster_document, tight_memory
 from hetpipe.building.build import build_model
 from hetpipe.cli.exits import main
-from hetpipe.files.messages import InputError, nearest
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
@@ -281,12 +280,9 @@ def accuracy(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def chosen(models: str, only: str) -> list[tuple[str, Mix]]:
+def cases(models: str, only: str) -> list[tuple[str, Mix]]:
     """Models and clusters by their names; InputError for a model that there is not."""
-    names = [name.strip() for name in models.split(",")]
-    for name in names:
-        if name not in MODELS:
-            raise InputError(f"--models: unknown value {name!r}{nearest(name, list(MODELS))}")
+    names = chosen("--models", models, list(MODELS))
     mixes = [mix for mix in MIXES if only.lower() in mix.name.lower()]
     return [(name, mix) for mix in mixes for name in names if name in (mix.only or names)]
 
@@ -307,7 +303,7 @@ def bench(
         if resume and output.exists():
             rows += json.loads(output.read_text("utf-8"))["rows"]
     there = {(row["model"], row["cluster"]) for row in rows}
-    for model, mix in chosen(models, only):
+    for model, mix in cases(models, only):
         if (model, mix.name) in there:
             continue
         rows.append(compare(model, mix, seconds, rounds))
@@ -324,9 +320,5 @@ def bench(
         replace_table(README, "table", f"{where}.\n\n{table(rows)}\n{over}\n{told(rows)}")
 
 
-def _app() -> None:
-    typer.run(bench)
-
-
 if __name__ == "__main__":
-    main(_app)
+    main(lambda: typer.run(bench))

@@ -16,9 +16,8 @@ from statistics import fmean, median
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from bench.tables import markdown
 from hetpipe.cli.commands import main
 from hetpipe.files.writing import write_text
 from hetpipe.spec.number_types import Precision
@@ -92,12 +91,8 @@ def run(table_file: Annotated[Path | None, typer.Option("--markdown", help="Writ
         found = list(rows(other_models))
         half, worst = off(found)
         title = f"{TITLES[other_models]}: half are off by more than a factor of {half:.2f}, the worst by {worst:.2f}"
-        table = Table(*HEADS, title=title)
-        for row in found:
-            table.add_row(*cells(row))
-        Console(width=120).print(table)
-        lines = [HEADS, ["---", "---", "---:", "---", *["---:"] * 3], *map(cells, found)]
-        pages.append(f"{title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines))
+        pages.append(f"{title}\n\n{markdown(HEADS, [*map(cells, found)], words=4)}")
+        print(pages[-1])
     if table_file is not None:
         write_text(table_file, "\n".join(pages))
 

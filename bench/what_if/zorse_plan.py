@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from bench.tables import markdown
 from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
 from hetpipe.exchange.importers import ImportOptions
@@ -110,11 +109,11 @@ def memory(row: Priced, cluster: Cluster) -> str:
 def run() -> None:
     """Print both."""
     _, cluster, said, rows = priced(data_folder("zorse", "download its planner's measurements"))
-    table = Table("", "step, s", "tokens/s", "who does what", "peak GiB", title=f"Zorse says {said:.2f} s for its own")
+    lines = []
     for row in rows:
         rate = row.plan.global_batch * 512 / row.step_seconds
-        table.add_row(row.name, f"{row.step_seconds:.2f}", f"{rate:.0f}", shares(row, cluster), memory(row, cluster))
-    Console(width=130).print(table)
+        lines.append([row.name, f"{row.step_seconds:.2f}", f"{rate:.0f}", shares(row, cluster), memory(row, cluster)])
+    print(f"Zorse says {said:.2f} s for its own\n\n{markdown(['', 'step, s', 'tokens/s', 'who does what', 'peak GiB'], lines)}")
 
 
 if __name__ == "__main__":
