@@ -320,7 +320,7 @@ def test_wrong_input_in_the_midst_of_a_run_says_where_it_goes_on(monkeypatch: py
     """A sample that cannot be read, a full disk."""
     monkeypatch.setattr(sys, "argv", ["hetpipe", "train", "job.yaml"])
     report = Report(rank=1, time=0.0, error="sample 61 of Ends cannot be read", code=2)
-    again = "start it again: hetpipe train job.yaml; it goes on from step 3"
+    again = "start it again: hetpipe train job.yaml; it resumes from step 3"
     failure = RankFailure("rank 1: …", report, "step 3")
-    assert ending_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is mended, {again}"
+    assert ending_words(failure, report, 2) == f"sample 61 of Ends cannot be read; when that is fixed, {again}"
     assert ending_words(RankFailure("rank 1: …", report), report, 2) == "sample 61 of Ends cannot be read"

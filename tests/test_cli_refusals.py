@@ -131,7 +131,7 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
         (("train", "job.yaml", "--plan", "other.json"), "cannot read other.json: No such file or directory"),
         (("train", "cluster.yaml"), "its format is 'hetpipe.cluster/1', expected 'hetpipe.job/1'"),
         (("plan", *PLANNING, "--global-batch", "12", "--partitioner", "evn"), "unknown partitioner 'evn'; did you mean 'even'?"),
-        (("plan", *PLANNING, "--global-batch", "12", "--csv", "x.csv"), "--csv and --plans are for fronts: plan over all"),
+        (("plan", *PLANNING, "--global-batch", "12", "--csv", "x.csv"), "--csv and --plans are for fronts. To plan over all"),
         (("plan", "--profile", "job.yaml", "--cluster", "cluster.yaml", "--global-batch", "1"), "expected 'hetpipe.profile/1'"),
         (("simulate", "--plan", "profile.json", *PLANNING), "expected 'hetpipe.plan/1'"),
         (("show", "nowhere.json"), "cannot read nowhere.json: No such file or directory"),

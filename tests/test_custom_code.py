@@ -153,7 +153,7 @@ def test_it_comes_from_a_cache_and_generates(tmp_path: Path, monkeypatch: pytest
     saved(tmp_path / "saved", "causal_lm", {"weights": "tiny/mine", "trust_remote_code": True})
     ended = run("generate", tmp_path / "saved", "w3", "--tokens", 4)  # somebody else may have written the checkpoint
     assert ended.code == 2
-    assert "says that code in tiny/mine is to be run (trust_remote_code), with your rights: read it, and give the" in ended.err
+    assert "asks to run code in tiny/mine (trust_remote_code), with your rights. Read the code. To run it, give the" in ended.err
     ended = run("generate", tmp_path / "saved", "w3", "--tokens", 4, "--trust-remote-code")
     assert (ended.code, len(ended.out.split())) == (0, 4), ended.err
 
@@ -167,8 +167,11 @@ def test_trust_is_true_or_false(tmp_path: Path, trust: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"model.name": None, "model.target": "os:system"}, "says that its model is made by os:system, with your rights: give"),
-        ({"model.args.trust_remote_code": 1}, "is to be run (trust_remote_code), with your rights"),
+        (
+            {"model.name": None, "model.target": "os:system"},
+            "names os:system as the code that makes its model, which would run with your rights. To run it, give",
+        ),
+        ({"model.args.trust_remote_code": 1}, "(trust_remote_code), with your rights. Read the code"),
     ],
 )
 def test_a_checkpoint_alone_makes_nothing_run(tmp_path: Path, run: Command, said: dict[str, Any], message: str) -> None:

@@ -83,7 +83,7 @@ def test_a_rank_whose_samples_do_not_come_is_named_and_not_those_that_wait_for_i
     assert re.fullmatch(
         rf"error: rank 1 on host {socket.gethostname()} \(replica 0 stage 1, device n0/1\) holds up the others: it has been in "
         r"fetching samples of step 2 for \d+ s \(.*\); start it again: hetpipe train job.yaml; "
-        r"it goes on from step 1, saved/step-00000001",
+        r"it resumes from step 1, saved/step-00000001",
         ended.last,
     )
 

@@ -112,7 +112,7 @@ def test_nothing_fits_ends_with_3_and_writes_the_csv(run: Command, folder: Path)
         ((*OPTIONS, "--time-limit", 0), "time_limit_seconds must be a positive number, got 0.0"),
         ((*OPTIONS, "--max-price-per-hour", 0), "max_price_per_hour must be a positive number, got 0.0"),
         ((*OPTIONS, "--partitioner", "atuo"), "unknown partitioner 'atuo'; did you mean 'auto'?"),
-        ((OPTIONS[0], *OPTIONS[2:]), "catalogue.json is a catalogue: plan over all of its sub-clusters with --pareto"),
+        ((OPTIONS[0], *OPTIONS[2:]), "catalogue.json is a catalogue. To plan over all sub-clusters, give --pareto"),
         ((*OPTIONS[:5], "nowhere.yaml", *OPTIONS[6:]), "cannot read nowhere.yaml: No such file"),
         ((*OPTIONS[:5], "profile.json", *OPTIONS[6:]), "expected 'hetpipe.catalogue/1' or 'hetpipe.cluster/1'"),
     ],

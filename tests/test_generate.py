@@ -236,38 +236,38 @@ def test_a_tokenizer_that_is_missing_damaged_or_anothers(
     source, folder = trained
     cache_here(tmp_path / "cache", monkeypatch)
     wrong = tokenizer(tmp_path / "wrong", 2 * TEXT_WORDS)
-    assert "makes token 300 of the prompt, and the model has 256 of them; name the right" in refusal(
+    assert "the prompt has token 300, and the model knows 256 tokens. Name the right" in refusal(
         run, folder, "w3 w300", "--tokenizer", wrong
     )
-    assert f"{tmp_path} holds no tokenizer: name one with --tokenizer" in refusal(run, folder, "w3", "--tokenizer", tmp_path)
+    assert f"{tmp_path} holds no tokenizer. Name one with --tokenizer" in refusal(run, folder, "w3", "--tokenizer", tmp_path)
     assert "tiny/none is no folder here, and it is not" in refusal(run, folder, "w3", "--tokenizer", "tiny/none")
     (source / "tokenizer.json").write_text("{")
     assert "the tokenizer beside the model's weights cannot be read: " in refusal(run, folder, "w3")
     for file in source.glob("*"):
         if file.name not in ("config.json", "model.safetensors", "generation_config.json"):
             file.unlink()
-    assert "the model's weights came from no folder with a tokenizer: name one with --tokenizer" in refusal(run, folder, "w3")
+    assert "the model's weights came from no folder with a tokenizer. Name one with --tokenizer" in refusal(run, folder, "w3")
 
 
 def test_a_prompt_that_is_none_too_long_or_no_chat(trained: tuple[Path, Path], run: Command) -> None:
     source, folder = trained
     assert "the prompt has no tokens: write some words" in refusal(run, folder, "")
-    assert "the prompt has 3 tokens, and --tokens is 62: together more than the model's 64 positions" in refusal(
+    assert "the prompt has 3 tokens, and --tokens is 62. Together they are more than the model's 64 positions" in refusal(
         run, folder, text(PROMPT), "--tokens", 62
     )
     (source / "chat_template.jinja").write_text("{{ raise_exception('no user here') }}")
     assert "template of chats does not take the prompt: no user here" in refusal(run, folder, "w3", "--chat")
     (source / "chat_template.jinja").unlink()
-    assert "this tokenizer has no template of chats: leave --chat out" in refusal(run, folder, "w3", "--chat")
+    assert "this tokenizer has no template of chats. Leave --chat out" in refusal(run, folder, "w3", "--chat")
 
 
 def test_what_is_no_language_model_or_no_run(tmp_path: Path, run: Command) -> None:
     mlp = {"layers": 2, "width": 4, "inputs": 3, "outputs": 2}
     saved(tmp_path / "mlp", "mlp", mlp)
-    assert "is of no causal language model" in refusal(run, tmp_path / "mlp", "w3")
+    assert "and no causal language model" in refusal(run, tmp_path / "mlp", "w3")
     transformers_model("t5", ZOO["t5"].config).save_pretrained(tmp_path / "source")
     saved(tmp_path / "t5", "t5", {"weights": str(tmp_path / "source")})
-    assert "is of no causal language model (it is a T5ForConditionalGeneration)" in refusal(run, tmp_path / "t5", "w3")
+    assert "is a T5ForConditionalGeneration and no causal language model" in refusal(run, tmp_path / "t5", "w3")
     (tmp_path / "empty").mkdir()
     assert "empty is no checkpoint, and holds none" in refusal(run, tmp_path / "empty", "w3")
     assert f"holds none (folders step-… with a trainer.json): {tmp_path / 'mlp'} does; name that" in refusal(run, tmp_path, "w3")
@@ -276,4 +276,4 @@ def test_what_is_no_language_model_or_no_run(tmp_path: Path, run: Command) -> No
     loop = registry.model("mlp")(**mlp)
     own = {key: value for key, value in STATE.items() if key in ("scheduler", "scheduler_state", "scheduled")}
     checkpoint.save(tmp_path / "loop", 1, loop, torch.optim.SGD(loop.parameters(), lr=0.1), own, alone(), keep=1)
-    assert "does not say of which model it is, as those of one's own loop" in refusal(run, tmp_path / "loop", "w3")
+    assert "does not name its model, because it comes from a loop of your own" in refusal(run, tmp_path / "loop", "w3")

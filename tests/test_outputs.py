@@ -157,14 +157,14 @@ def test_a_current_folder_that_is_gone(run: Command, tmp_path: Path, monkeypatch
     (tmp_path / "gone").rmdir()
     found = run("plan", *PLANNING, "--global-batch", 12)
     assert (found.code, found.out) == (2, "")
-    assert found.err == "error: the current folder has been deleted: change into one that is there (cd)\n"
+    assert found.err == "error: the current folder has been deleted. Change into one that exists (cd)\n"
 
 
 def test_a_picture_of_a_plan_is_drawn_by_show(run: Command, folder: Folder) -> None:
     """`plan -o plan.svg` wrote JSON into it."""
     found = run("plan", *PLANNING, "--global-batch", 12, "-o", "plan.svg")
     assert found.code == 2
-    assert found.err == "error: cannot write plan.svg: a plan is written as .json, which 'hetpipe show' draws\n"
+    assert found.err == "error: cannot write plan.svg: a plan is written as .json. To draw it, use 'hetpipe show'\n"
     assert not (folder.path / "plan.svg").exists()
 
 
@@ -183,7 +183,7 @@ def test_ctrl_c_while_planning_writes_the_plan_in_hand(
     assert found.code == 130
     assert (folder.path / "found.json").exists() == (partitioner == "auto")
     if partitioner == "auto":
-        assert "note: the search did not end: this is the best plan that it had\n" in found.err
+        assert "note: the search was stopped. This is the best plan that it had found\n" in found.err
         assert "12 samples a step" in found.out
         assert Plan.load("found.json").global_batch == 12
 
@@ -224,6 +224,8 @@ def test_a_message_has_ten_lines_whoever_wrote_it(run: Command, folder: Folder, 
     begun, unsaved, *lines = found.err.splitlines()
     assert found.code == 2
     assert begun.startswith("job.yaml: ")
-    assert unsaved.startswith("this job has no section 'checkpoint', so nothing of it will be saved: checkpoint: {folder: ")
+    assert unsaved.startswith(
+        "this job has no section 'checkpoint', so nothing will be saved. To save, write checkpoint: {folder: "
+    )
     assert (len(lines), lines[0], lines[-1]) == (10, "error: first", "… and 99993 more lines")
     assert len(lines[1]) == 1_000

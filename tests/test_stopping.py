@@ -73,7 +73,7 @@ def test_sigterm_ends_a_run_after_its_step_saved(tmp_path: Path) -> None:
     assert (ended.code, ended.leftover) == (143, [])
     step = stopped_at(folder)
     assert ended.err.splitlines()[-1] == (
-        f"stopped by SIGTERM after step {step}; start it again: hetpipe train job.yaml; it goes on from step {step}, "
+        f"stopped by SIGTERM after step {step}; start it again: hetpipe train job.yaml; it resumes from step {step}, "
         f"{folder.path}/saved/step-{step:08d}"
     )
     assert "SIGTERM: stopping after this step; once more ends it at once" in ended.err

@@ -231,7 +231,7 @@ class TestCommand:
         found = run("what-if", "llama-65b", "--gpus", "t4", *QUICK)
         assert found.code == 3
         assert "does not fit" in found.out
-        assert "the model fits on none of these" in found.err
+        assert "the model fits none of these machines" in found.err
 
     def test_cards_of_ones_own(self, run: Command, tmp_path: Path) -> None:
         file = tmp_path / "cards.yaml"

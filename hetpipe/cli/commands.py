@@ -55,11 +55,13 @@ app.command()(show)
 app.command(name="what-if")(what_if)
 out, err = Screen(), Screen(stderr=True)
 
-ProfileFile = Annotated[Path, typer.Option("--profile", help="profile.json")]
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="cluster.yaml")]
+ProfileFile = Annotated[Path, typer.Option("--profile", help="The profile: profile.json.")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="The cluster: cluster.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the job: train.steps=50. May be repeated.")]
-JobFile = Annotated[Path, typer.Argument(help="job.yaml")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Set a key of the job, such as train.steps=50. May be repeated.")
+]
+JobFile = Annotated[Path, typer.Argument(help="The job: job.yaml.")]
 
 FORMATS: dict[str, type[Document]] = {
     "cluster": Cluster,
@@ -108,16 +110,19 @@ def profile(
     job_file: JobFile,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path("profile.json"),
     share: Annotated[
-        Path | None, typer.Option(help="Also write a small file without anything private, for 'hetpipe what-if --profiles'.")
+        Path | None,
+        typer.Option(help="Also write a small file, without anything private, that 'hetpipe what-if --profiles' reads."),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="To measure at: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or auto: all that each type has."),
+        typer.Option(
+            help="Precision to measure: fp32, fp16 or bf16 for all types, 'T4=fp16,A100=bf16', or auto: all that each type has."
+        ),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every layer of the job's model on every type of device: on this machine, or under torchrun on all of them."""
+    """Measure every layer of the job's model on every type of device of this machine, or under torchrun of all machines."""
     check_environment()
     job = Job.read(job_file, settings or ())
     chosen = PlanOptions().changed({"precision": parse_precision(precision)}).precision
@@ -154,39 +159,52 @@ def plan(
     profile: ProfileFile,
     cluster: ClusterFile,
     global_batch: Annotated[int, typer.Option("--global-batch", min=1, max=MOST_BATCH, help="Samples of one optimizer step.")],
-    partitioner: Annotated[str, typer.Option(help="auto, or another by name.")] = "auto",
+    partitioner: Annotated[str, typer.Option(help="auto, or the name of another partitioner.")] = "auto",
     schedule: Annotated[ScheduleChoice, typer.Option(help="The order of a stage's actions.")] = "auto",
-    backend: Annotated[Backend, typer.Option(help="What is to run the plan.")] = "torch",
-    max_price_per_hour: Annotated[float | None, typer.Option(min=0, help="Of the devices that the plan uses.")] = None,
-    deadline_seconds_per_step: Annotated[float | None, typer.Option(min=0, help="Find the cheapest plan within it.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds to search; then the best plan so far.")] = None,
-    effort: Annotated[EffortChoice, typer.Option(help="How much auto tries: less, and sooner done, or more.")] = "normal",
-    pareto: Annotated[bool, typer.Option("--pareto", help="The front of price and time over all sub-clusters.")] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", help="With --pareto: every sub-cluster as a line.")] = None,
-    plans: Annotated[Path | None, typer.Option("--plans", help="With --pareto: a folder for the plans of the front.")] = None,
+    backend: Annotated[Backend, typer.Option(help="The engine that will run the plan.")] = "torch",
+    max_price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Most that the devices of the plan may cost together.")
+    ] = None,
+    deadline_seconds_per_step: Annotated[
+        float | None, typer.Option(min=0, help="Find the cheapest plan whose step is no longer.")
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds to search. The best plan found by then is taken.")] = None,
+    effort: Annotated[EffortChoice, typer.Option(help="How much auto tries. Less effort ends sooner.")] = "normal",
+    pareto: Annotated[bool, typer.Option("--pareto", help="Find the front of price and time over all sub-clusters.")] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="With --pareto: write a line for every sub-cluster to this file.")
+    ] = None,
+    plans: Annotated[
+        Path | None, typer.Option("--plans", help="With --pareto: write the plans of the front to this folder.")
+    ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Of a profile that holds several: fp32, fp16 or bf16 for all, 'T4=fp16,A100=bf16', or auto."),
+        typer.Option(
+            help="If the profile holds several precisions: fp32, fp16 or bf16 for all types, 'T4=fp16,A100=bf16', or auto."
+        ),
     ] = None,
     memory_reserve: Annotated[
         float | None,
-        typer.Option(help="Fraction of each device's memory to leave free, in place of what is assumed of the framework."),
+        typer.Option(
+            help="Fraction of each device's memory to leave free, instead of the memory that the framework is assumed to take."
+        ),
     ] = None,
     no_recompute: Annotated[bool, typer.Option("--no-recompute", help="Plan without recomputing activations.")] = False,
     offload: Annotated[
         bool | None,
         typer.Option(
             "--offload/--no-offload",
-            help="Whether stages may keep activations in the host's memory; else where nodes "
-            "have a host_memory, and copies were measured.",
+            help="Allow stages to keep activations in the host's memory, or not. By default they may on nodes "
+            "that have a host_memory, if copies were measured.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where to write the plan; with --pareto .json, .svg or .png.")
+        Path | None,
+        typer.Option("-o", "--output", help="Where to write the plan. With --pareto: the front, as .json, .svg or .png."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find who computes what: replicas, stages, shares; with a lower bound and the gap to it."""
+    """Find the plan: which device computes which layers and samples. Print it with a lower bound and the gap to the bound."""
     from hetpipe.planning.partition import PartitionError
     from hetpipe.planning.planner import make_plan, note_of_precisions
     from hetpipe.show.draw import PICTURES
@@ -217,10 +235,10 @@ def plan(
         return
     check_output(output)
     if output is not None and output.suffix.lower() in PICTURES:
-        raise InputError(f"cannot write {output}: a plan is written as .json, which 'hetpipe show' draws")
+        raise InputError(f"cannot write {output}: a plan is written as .json. To draw it, use 'hetpipe show'")
     if isinstance(machines, Catalogue) or csv is not None or plans is not None:
         what = f"{cluster} is a catalogue" if isinstance(machines, Catalogue) else "--csv and --plans are for fronts"
-        raise InputError(f"{what}: plan over all of its sub-clusters with --pareto")
+        raise InputError(f"{what}. To plan over all sub-clusters, give --pareto")
     with Activity("planning") as activity, StopRequest(signal.SIGINT) as request:
         try:
             found = make_plan(measured, machines, global_batch, options, progress=activity.say, stopped=request.__bool__)
@@ -240,19 +258,19 @@ def plan(
     else:
         out.print(plan_table(found, profile=measured, cluster=whole))
     if request:
-        err.print("note: the search did not end: this is the best plan that it had")
+        err.print("note: the search was stopped. This is the best plan that it had found")
         raise KeyboardInterrupt
 
 
 @app.command(name="simulate")
 def simulate_command(
-    plan: Annotated[Path, typer.Option("--plan", help="plan.json")],
+    plan: Annotated[Path, typer.Option("--plan", help="The plan: plan.json.")],
     profile: ProfileFile,
     cluster: ClusterFile,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace here.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict one step of a plan: its time, why each device is idle, its memory, what limits it."""
+    """Predict one step of a plan: its time, what limits it, why each device is idle, and its memory."""
     from hetpipe.predict.idle import idle_seconds
     from hetpipe.show.report import text_gantt
     from hetpipe.show.tables import step_table
@@ -297,10 +315,10 @@ def train(
     job_file: JobFile,
     plan: Annotated[Path | None, typer.Option("--plan", help="Use this plan instead of the job's.")] = None,
     settings: Settings = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show each device while it trains: how busy, how full.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show how busy and how full each device is while it trains.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a job: starts its own ranks on one machine; works unchanged under torchrun on many."""
+    """Train a job. On one machine the command starts the ranks itself; on several, start it under torchrun on each."""
     check_environment()
     job = Job.read(job_file, settings or ())
     registry.check_names(job)
@@ -313,7 +331,10 @@ def train(
         if planned_on is not None:
             _note_links(planned_on)
         if job.checkpoint is None:
-            say("this job has no section 'checkpoint', so nothing of it will be saved: checkpoint: {folder: checkpoints/NAME}")
+            say(
+                "this job has no section 'checkpoint', so nothing will be saved. To save, write "
+                "checkpoint: {folder: checkpoints/NAME}"
+            )
     if watch:
         show_with(install_watching)
     with nothing_else(as_json):
@@ -337,7 +358,9 @@ def train(
 
 
 @app.command()
-def schema(name: Annotated[str, typer.Argument(help="cluster, profile, plan, job, catalogue, front or cards")]) -> None:
+def schema(
+    name: Annotated[str, typer.Argument(help="The format: cluster, profile, plan, job, catalogue, front or cards.")],
+) -> None:
     """Print the JSON Schema of a file format."""
     if name not in FORMATS:
         raise InputError(f"unknown format {name!r}{nearest(name, list(FORMATS))}")

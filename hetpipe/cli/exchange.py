@@ -19,14 +19,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 
 def export_command(
-    plan: Annotated[Path, typer.Argument(help="plan.json")],
-    to: Annotated[str, typer.Option("--to", help=f"{', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")],
-    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: hosts, nodes and types of the devices.")] = None,
-    blocks: Annotated[str | None, typer.Option(help="LO:HI, the layers that are transformer blocks (megatron).")] = None,
+    plan: Annotated[Path, typer.Argument(help="The plan: plan.json.")],
+    to: Annotated[str, typer.Option("--to", help=f"The other system: {', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}.")],
+    cluster: Annotated[
+        Path | None, typer.Option(help="The cluster, with hosts, nodes and types of the devices: cluster.yaml.")
+    ] = None,
+    blocks: Annotated[str | None, typer.Option(help="megatron: the layers that are transformer blocks, as LO:HI.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the script.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a plan as the launch arguments that come closest in another system, and say what is lost."""
+    """Write a plan as the launch arguments of another system that come closest to it, and say what is lost."""
     from hetpipe.exchange.export import export as run
     from hetpipe.exchange.export import parse_blocks
 
@@ -42,19 +44,21 @@ def export_command(
 
 
 def import_command(
-    layout: Annotated[str, typer.Argument(help="sailor, fasop, metis or zorse: whose published files they are.")],
-    sources: Annotated[list[Path], typer.Argument(help="Their folder; for metis also its clusterfile and hostfile.")],
-    model: Annotated[str, typer.Option(help="Which model, or (metis) what to call it.")],
+    layout: Annotated[str, typer.Argument(help="The planner that published the files: sailor, fasop, metis or zorse.")],
+    sources: Annotated[list[Path], typer.Argument(help="The folder of the files. For metis also its clusterfile and hostfile.")],
+    model: Annotated[str, typer.Option(help="The model to read. For metis: the name to give to the model.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the profile.")] = Path("profile.json"),
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
-    nodes: Annotated[str, typer.Option(help="The cluster: '4xGH-96x4,1xV100-16x8'.")] = "",
+    nodes: Annotated[str, typer.Option(help="The nodes of the cluster, such as '4xGH-96x4,1xV100-16x8'.")] = "",
     zone: Annotated[str, typer.Option(help="sailor: the zone of the nodes.")] = "us-central1-a",
-    link: Annotated[str | None, typer.Option(help="fasop, metis, zorse: between nodes, '5 GB/s'.")] = None,
-    inside: Annotated[list[str] | None, typer.Option(help="fasop, metis, zorse: 'A100=230 GB/s'.")] = None,
-    memory: Annotated[list[str] | None, typer.Option(help="Of a device type: 'A100=40 GiB'.")] = None,
+    link: Annotated[str | None, typer.Option(help="fasop, metis, zorse: bandwidth between nodes, such as '5 GB/s'.")] = None,
+    inside: Annotated[
+        list[str] | None, typer.Option(help="fasop, metis, zorse: bandwidth inside nodes of a type, such as 'A100=230 GB/s'.")
+    ] = None,
+    memory: Annotated[list[str] | None, typer.Option(help="Memory of a device type, such as 'A100=40 GiB'.")] = None,
     hidden_size: Annotated[int, typer.Option(min=0, help="fasop, metis: width of the model.")] = 0,
     sequence_length: Annotated[int, typer.Option(min=0, help="fasop, metis, zorse: tokens of a sample.")] = 0,
-    attention_heads: Annotated[int, typer.Option(min=0, help="fasop, zorse: heads of an attention.")] = 0,
+    attention_heads: Annotated[int, typer.Option(min=0, help="fasop, zorse: attention heads of a layer.")] = 0,
     vocabulary: Annotated[int, typer.Option(min=0, help="fasop, zorse: rows of the embedding.")] = 0,
     number_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a parameter.")] = 4,
 ) -> None:
@@ -80,7 +84,7 @@ def import_command(
     )
     found = run(layout, sources, options)
     if cluster_output is not None and found.cluster is None:
-        raise InputError("--cluster-output needs a cluster: say which with --nodes, such as '4xGH-96x4'")
+        raise InputError("--cluster-output needs a cluster. Describe its nodes with --nodes, such as '4xGH-96x4'")
     found.profile.save(output)
     print(f"profile written to {output}")
     if cluster_output is not None and found.cluster is not None:

@@ -118,7 +118,7 @@ def _look_here() -> None:
     try:
         here = os.getcwd()
     except OSError:
-        raise InputError("the current folder has been deleted: change into one that is there (cd)") from None
+        raise InputError("the current folder has been deleted. Change into one that exists (cd)") from None
     if "" not in sys.path and here not in sys.path:
         sys.path.insert(0, here)
 
@@ -130,7 +130,7 @@ def ending_words(error: Exception | RunStopped, report: Report, code: int) -> st
     if code != 1:
         words = clipped(str(error.report and error.report.error) if isinstance(error, RankFailure) else str(error))
         where = error.resume if isinstance(error, RankFailure) else resume()
-        return f"{words}; when that is mended, {how_to_resume(where)}" if where else words
+        return f"{words}; when that is fixed, {how_to_resume(where)}" if where else words
     if isinstance(error, RankFailure):
         return f"{error}; {how_to_resume(error.resume)}"
     if not launched():
@@ -146,7 +146,7 @@ def how_to_resume(where: str) -> str:
     else:
         again = f"start it again: {shlex.join(['hetpipe', *sys.argv[1:]])}"
     if where:
-        return f"{again}; it goes on from {where}"
+        return f"{again}; it resumes from {where}"
     return f"nothing is saved so far (a job's checkpoint section says where and when); {again}"
 
 

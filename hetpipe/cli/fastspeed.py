@@ -37,13 +37,16 @@ def fastspeed(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the job.")] = Path("job.yaml"),
     data: Annotated[
         str | None,
-        typer.Option(help="The data, which args.json does not name: 'module:function', or '{name: cifar10, args: {…}}'."),
+        typer.Option(help="The data, because args.json does not name them: 'module:function', or '{name: cifar10, args: {…}}'."),
     ] = None,
     input_names: Annotated[
         str | None,
-        typer.Option(help="Where samples' inputs are dicts: the keys that the model reads, as in 'input_ids,attention_mask'."),
+        typer.Option(help="If samples' inputs are dicts: the keys that the model reads, such as 'input_ids,attention_mask'."),
     ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: its devices take the manual lists in their order.")] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="The cluster: cluster.yaml. Its devices take the entries of the manual lists in their order."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the job (and for shares given by hand, its plan) that FastSpeed's args.json means, and say what is different."""

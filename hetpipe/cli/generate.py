@@ -27,28 +27,38 @@ if TYPE_CHECKING:
 
 def generate(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A job's file, its folder of checkpoints, of which the newest is taken, or one.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A job's file, a checkpoint, or a folder of checkpoints, of which the newest is taken."
+        ),
     ],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the model goes on from.")],
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="At most so many are written.")] = 40,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model continues.")],
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Most tokens that are written.")] = 40,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=100.0, help="0: always the likeliest token, whatever the model's settings say.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=100.0,
+            help="How freely tokens are drawn. At 0 the likeliest token is always taken, whatever the model's settings say.",
+        ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn, above temperature 0.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="The prompt is a message: use the tokenizer's template of chats.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn tokens, above temperature 0.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Write the prompt as a message by the tokenizer's template of chats.")
+    ] = False,
     thinking: Annotated[
-        Thinking | None, typer.Option(help="With --chat: whether the answer begins with a thought; as the job says by default.")
+        Thinking | None, typer.Option(help="With --chat: whether the answer begins with a thought. By default as the job says.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="A folder or a name on Hugging Face; that of the job's data, or of its weights, by default."),
+        typer.Option(help="A folder or a name on Hugging Face. By default the tokenizer of the job's data, or of its weights."),
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the code of the model's folder, if the run did.")
+        bool, typer.Option("--trust-remote-code", help="Run the code of the model's folder, if the training did.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Print what a trained language model (causal_lm, gpt2, llama) writes behind a prompt, from its newest checkpoint, on one
+    """Print how a trained language model (causal_lm, gpt2, llama) continues a prompt. The newest checkpoint is read, on one
     device."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.trained import find_checkpoint
@@ -62,7 +72,7 @@ def generate(
     if thinking is None:
         thinking = said.get("data.args.thinking")
     elif not chat:
-        raise InputError(f"--thinking {thinking} is what a template of chats is told: give --chat, too")
+        raise InputError(f"--thinking {thinking} is for a template of chats, so give --chat, too")
     _check_trust(said, job, found, trusted=trust_remote_code)
     _note_writing(found, chat=chat)
     switch = dict.fromkeys(SWITCHES, thinking == "on") if thinking is not None else {}
@@ -105,15 +115,15 @@ def _check_trust(said: Mapping[str, Any], job: Job | None, found: Stored, *, tru
     own, args = (job.model.target, job.model.args) if job is not None else (None, {})
     if (target := said.get("model.target")) is not None and target != own:
         raise InputError(
-            f"checkpoint {found} says that its model is made by {cut(str(target), 200)}, with your rights: give the job's file, "
-            "which says so, too, in the place of the checkpoint"
+            f"checkpoint {found} names {cut(str(target), 200)} as the code that makes its model, which would run with your "
+            "rights. To run it, give the job's file, which names it, too, instead of the checkpoint"
         )
     weights = [str(name).partition("@")[0] for name in (args.get("weights"), said.get("model.args.weights"))]
     ours = trusted or (args.get(TRUST) is True and weights[0] == weights[1])
     if said.get(f"model.args.{TRUST}") not in (None, False) and not ours:
         raise InputError(
-            f"checkpoint {found} says that code in {cut(str(said.get('model.args.weights')), 200)} is to be run ({TRUST}), with "
-            "your rights: read it, and give the job's file, which says so, too, or --trust-remote-code"
+            f"checkpoint {found} asks to run code in {cut(str(said.get('model.args.weights')), 200)} ({TRUST}), with your "
+            "rights. Read the code. To run it, give the job's file, which asks for it, too, or --trust-remote-code"
         )
 
 
@@ -149,8 +159,8 @@ def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
             place[path[-1]] = value
     if (model := job.get("model")) is None:
         raise InputError(
-            f"checkpoint {found} does not say of which model it is, as those of one's own loop: hetpipe export-weights "
-            "--checkpoint writes its weights"
+            f"checkpoint {found} does not name its model, because it comes from a loop of your own. To write its weights, use "
+            "hetpipe export-weights --checkpoint"
         )
     if KEY in said:
         model["args"]["weights"] = f"{str(said[WEIGHTS]).partition('@')[0]}@{said[KEY]}"
@@ -173,7 +183,7 @@ def _written(layers: nn.Sequential, found: Stored, asked: Asked) -> tuple[str, i
     model: Any = first.origin.model if isinstance(first, HFLayer) else first
     if not isinstance(first, HFLayer) or not model.can_generate() or model.config.is_encoder_decoder:
         raise InputError(
-            f"checkpoint {found} is of no causal language model (it is a {type(model).__name__}), so it writes no text"
+            f"the model of checkpoint {found} is a {type(model).__name__} and no causal language model, so it writes no text"
         )
     with TemporaryDirectory(prefix="hetpipe-") as place:
         folder = export_weights(layers, found, Path(place, "model"), merge=adapter_of(layers) is not None)
@@ -218,7 +228,7 @@ def _tokenizer(name: str | None, folder: Path) -> Any:
         folder, _ = folder_of(name)
     if not any(path for pattern in COMPANIONS for path in folder.glob(pattern) if path.name != "generation_config.json"):
         where = "the model's weights came from no folder with a tokenizer" if name is None else f"{folder} holds no tokenizer"
-        raise InputError(f"{where}: name one with --tokenizer, a folder or a name on Hugging Face")
+        raise InputError(f"{where}. Name one with --tokenizer: a folder, or a name on Hugging Face")
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever transformers and tokenizers say
@@ -231,7 +241,9 @@ def _ids(words: Any, asked: Asked) -> list[int]:
         found: list[int] = words(asked.prompt)["input_ids"]
         return found[:-1] if len(found) > 1 and found[-1] == words.eos_token_id else found  # some end every text
     if not words.chat_template:
-        raise InputError("this tokenizer has no template of chats: leave --chat out, or name one that has it with --tokenizer")
+        raise InputError(
+            "this tokenizer has no template of chats. Leave --chat out, or name a tokenizer that has one with --tokenizer"
+        )
     try:
         message = [{"role": "user", "content": asked.prompt}]
         found = words.apply_chat_template(message, add_generation_prompt=True, return_dict=True, **asked.chat)["input_ids"]
@@ -246,14 +258,14 @@ def _check_ids(ids: list[int], tokens: int, config: Any) -> None:
         raise InputError("the prompt has no tokens: write some words")
     if max(ids) >= config.vocab_size:
         raise InputError(
-            f"the tokenizer is another model's: it makes token {max(ids)} of the prompt, and the model has {config.vocab_size} "
-            "of them; name the right one with --tokenizer"
+            f"the tokenizer belongs to another model: the prompt has token {max(ids)}, and the model knows {config.vocab_size} "
+            "tokens. Name the right tokenizer with --tokenizer"
         )
     longest = getattr(config, "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < len(ids) + tokens:
         raise InputError(
-            f"the prompt has {len(ids)} tokens, and --tokens is {tokens}: together more than the model's {longest} positions "
-            f"(max_position_embeddings); at most {shown(max(longest - len(ids), 0))} can be written"
+            f"the prompt has {len(ids)} tokens, and --tokens is {tokens}. Together they are more than the model's {longest} "
+            f"positions (max_position_embeddings). Set --tokens to at most {shown(max(longest - len(ids), 0))}"
         )
 
 

@@ -14,18 +14,22 @@ from hetpipe.spec.job import Job
 
 
 def export_weights_command(
-    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder for the weights.")],
     job_file: Annotated[
-        Path | None, typer.Argument(metavar="[JOB.YAML]", help="The job that was trained; without one, name a checkpoint.")
+        Path | None, typer.Argument(metavar="[JOB.YAML]", help="The job that was trained. Without it, give --checkpoint.")
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="A checkpoint, or a folder of which the newest is taken; the job's checkpoint.folder by default."),
+        typer.Option(
+            help="A checkpoint, or a folder of checkpoints, of which the newest is taken. By default the job's checkpoint.folder."
+        ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a key of the job, as when it was trained. May be repeated.")
+        list[str] | None, typer.Option("--set", help="Set a key of the job, as in the training. May be repeated.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Of a model with adapters: the whole, to which they are added.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="If the model has adapters: add them to the base, and write the whole model.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) as a

@@ -30,36 +30,45 @@ Texts = list[str]
 
 
 def what_if(
-    model: Annotated[str, typer.Argument(help="qwen3-8b, llama-7b, a Hugging Face config.json or name, or one of --profiles.")],
-    gpus: Annotated[Texts, typer.Option(help="The cards of a machine: '3090,2x1080ti'. Once for each machine.")],
-    add: Annotated[Texts | None, typer.Option(help="Cards to buy: '5060ti'. May be repeated; each is a row.")] = None,
-    without: Annotated[Texts | None, typer.Option(help="A card to leave out. May be repeated; each is a row.")] = None,
-    link: Annotated[str, typer.Option(help="Between the cards of a machine.")] = "12 GB/s",
-    network: Annotated[str | None, typer.Option(help="Between machines: '10 Gbit/s'.")] = None,
-    tokens: Annotated[int, typer.Option("--tokens", "--length", min=1, max=1 << 20, help="Of a sample.")] = 512,
+    model: Annotated[
+        str, typer.Argument(help="The model: qwen3-8b, llama-7b, a Hugging Face config.json or name, or one of --profiles.")
+    ],
+    gpus: Annotated[Texts, typer.Option(help="The cards of a machine: '3090,2x1080ti'. Give it once for each machine.")],
+    add: Annotated[Texts | None, typer.Option(help="Cards to buy: '5060ti'. May be repeated; each makes a row.")] = None,
+    without: Annotated[Texts | None, typer.Option(help="A card to leave out. May be repeated; each makes a row.")] = None,
+    link: Annotated[str, typer.Option(help="Bandwidth between the cards of a machine.")] = "12 GB/s",
+    network: Annotated[str | None, typer.Option(help="Bandwidth between machines, such as '10 Gbit/s'.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", "--length", min=1, max=1 << 20, help="Tokens of a sample.")] = 512,
     global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples of one optimizer step.")] = 64,
     precision: Annotated[
         str,
-        typer.Option(help="Of matrix products: fp32, fp16 or bf16 for all, '3090=bf16,p40=fp32', or auto, beside each for all."),
+        typer.Option(
+            help="Precision of matrix products: fp32, fp16 or bf16 for all cards, '3090=bf16,p40=fp32', or auto, which is "
+            "compared with each for all."
+        ),
     ] = "auto",
-    optimizer: Annotated[Optimizer, typer.Option(help="Its state takes memory.")] = "adamw",
+    optimizer: Annotated[Optimizer, typer.Option(help="The optimizer, whose state takes memory.")] = "adamw",
     lora: Annotated[
         str | None,
         typer.Option(
-            help="Train adapters only: 'r=16', or 'r=16,targets=q_proj+v_proj', as for hetpipe finetune; else all that is linear."
+            help="Train only adapters: 'r=16', or 'r=16,targets=q_proj+v_proj', as for hetpipe finetune. By default targets are "
+            "all linear layers."
         ),
     ] = None,
-    base: Annotated[Base, typer.Option(help="How the base of adapters is held.")] = "as-is",
-    price: Annotated[Texts | None, typer.Option(help="Of a card: '5060ti=429'. May be repeated.")] = None,
-    profiles: Annotated[list[Path] | None, typer.Option(help="What 'hetpipe profile --share' wrote. May be repeated.")] = None,
-    cards: Annotated[Path | None, typer.Option(help="Data sheets of more cards.")] = None,
+    base: Annotated[Base, typer.Option(help="How the frozen weights beside adapters are held.")] = "as-is",
+    price: Annotated[Texts | None, typer.Option(help="Price of a card, such as '5060ti=429'. May be repeated.")] = None,
+    profiles: Annotated[
+        list[Path] | None, typer.Option(help="A file that 'hetpipe profile --share' wrote. May be repeated.")
+    ] = None,
+    cards: Annotated[Path | None, typer.Option(help="A file with the data sheets of more cards.")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds to search for each row.")] = SECONDS,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where to write the profile of the model on these cards.")
     ] = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Before you buy: predict a model's tokens per second, memory and price on cards that you name, from shipped measurements."""
+    """Before you buy: predict a model's tokens per second, memory and price on the cards that you name. The measurements come
+    with hetpipe."""
     from hetpipe.whatif.answer import Question, answer  # and with it the planner
     from hetpipe.whatif.table import answer_table, as_json
 
@@ -94,7 +103,7 @@ def what_if(
     else:
         Screen().print(answer_table(found))
     if all(row.plan is None for row in found.rows):
-        raise PartitionError(f"the model fits on none of these: {found.rows[0].found.reason}")
+        raise PartitionError(f"the model fits none of these machines: {found.rows[0].found.reason}")
 
 
 def _model(name: str, files: list[Path] | tuple[Path, ...]) -> NamedModel | Profile:

@@ -30,54 +30,54 @@ if TYPE_CHECKING:
 
 Texts = list[str]
 DATA = (
-    "Chats, or questions with their answers (.jsonl, .json, .csv, .parquet, several or a pattern of such, a folder, a data "
-    "set of the hub), or plain text (.txt, .md, records with a text, a folder of such)."
+    "Chats, or questions with their answers (.jsonl, .json, .csv or .parquet), or plain text (.txt, .md, or records with a "
+    "text). Give one or several files, a pattern, a folder, or a data set of the hub."
 )
-OUTPUT = "The folder of the run: job, checkpoints, log, adapter. A second run there goes on from the newest checkpoint."
+OUTPUT = "The folder for the run's job, checkpoints, log and adapter. A second run there resumes from the newest checkpoint."
 LORA = (
-    "Adapters beside linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj (by default alpha is "
-    "2 r, and targets are all linear layers but the last); none: all parameters train."
+    "Adapters beside linear layers: r=16, the default, or r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj. By default alpha is "
+    "2 r, and targets are all linear layers but the last. With none, all parameters train."
 )
 ADAPTER = (
-    "Adapters that go on, in the place of new ones: a folder of peft, such as that of an earlier run, or its name on "
+    "Train existing adapters further, instead of new ones: a folder of peft, such as that of an earlier run, or a name on "
     "Hugging Face."
 )
 BASE = (
-    "How what does not train is held: as-is, bf16, fp16, nf4 or int8. By default in half precision where all devices compute "
-    "in it, else as it is."
+    "How frozen weights are held: as-is, bf16, fp16, nf4 or int8. By default in half precision if all devices compute "
+    "in it, else as-is."
 )
 LENGTH = (
-    "The most tokens of a sample, or of a row of packed samples. By default 2048, or as many as the model has positions "
-    "for, or the longest sample has."
+    "Most tokens of a sample, or of a row of packed samples. By default 2048, but no more than the model has positions "
+    "or the longest sample has tokens."
 )
-BATCH = "Samples (rows, where these are packed) of a step. By default 32, or all that there are."
+BATCH = "Samples of a step (rows, if samples are packed). By default 32, or all if there are fewer."
 RATE = (
-    "Learning rate of AdamW, after a warm-up over 3 % of the steps; it falls by a cosine. By default 2e-4 with adapters, "
-    "1e-5 without."
+    "Learning rate of AdamW after a warm-up over 3 % of the steps. From there it falls along a cosine. By default 2e-4 with "
+    "adapters, 1e-5 without."
 )
 PRECISION = (
-    "Of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. By "
-    "default auto on GPUs, else fp32."
+    "Precision of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. "
+    "By default auto on GPUs, else fp32."
 )
-TOKENIZER = "Another folder, or name, with the tokenizer. By default the model's."
+TOKENIZER = "Folder or name of the tokenizer. By default the model's."
 TURNS = (
-    "Which answers of a chat are learned: auto (all, in one row where the template writes each the same whatever follows, "
-    "else in samples of their own), all (in one row), or last."
+    "Which answers of a chat are learned: all (in one row), last, or auto. auto learns all: in one row if the template writes "
+    "an answer the same whatever follows it, else each answer in a separate sample."
 )
-TEMPLATE = "A file with another template of chats (Jinja); none: questions and answers are written without any."
+TEMPLATE = "A file with another template of chats (Jinja). With none, questions and answers are written without a template."
 THINKING = (
-    "Whether answers begin with a thought, for templates that are told so: on, or off, which also leaves thoughts out of "
-    "answers. By default what each answer has."
+    "For templates with a switch for thinking: on begins answers with a thought; off does not, and leaves thoughts out of "
+    "answers. By default each answer decides by what it has."
 )
-COLUMNS = "What the data call their keys and roles: prompt=question,completion=answer, or role=speaker,assistant=bot."
+COLUMNS = "The names of keys and roles in the data: prompt=question,completion=answer, or role=speaker,assistant=bot."
 EVAL = (
-    "What is evaluated ten times in the run: a file of its own, or the part of the data that is held out (0.1). The adapter is "
-    "then that of the best evaluation. By default a tenth of the data is held out, and evaluated at the end."
+    "Evaluate ten times in the run: a file, or the part of the data that is held out (0.1). The adapter is then that of the best "
+    "evaluation. By default a tenth of the data is held out, and evaluated at the end."
 )
-EARLY_STOP = "End the run after so many evaluations without a better one (and evaluate, as --eval does)."
-CLUSTER = "cluster.yaml: which devices there are. By default all that are here."
+EARLY_STOP = "End the run after so many evaluations without a better one. Evaluates as --eval does."
+CLUSTER = "The devices: cluster.yaml. By default all devices of this machine, or under torchrun of all machines."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
-EMULATE = f"Cards that CPU processes play, as name:memory:slowdown: '{EXAMPLE}'. Once for each machine."
+EMULATE = f"Emulate these cards by CPU processes, each as name:memory:slowdown: '{EXAMPLE}'. Give it once for each machine."
 
 
 def finetune(
@@ -89,7 +89,7 @@ def finetune(
     base: Annotated[str | None, typer.Option(help=BASE)] = None,
     length: Annotated[int | None, typer.Option(min=1, help=LENGTH)] = None,
     global_batch: Annotated[int | None, typer.Option("--global-batch", min=1, max=MOST_BATCH, help=BATCH)] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="How often all of the data are seen. By default once.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="How often training goes through all data. By default once.")] = None,
     rate: Annotated[float | None, typer.Option("--lr", help=RATE)] = None,
     precision: Annotated[str | None, typer.Option(help=PRECISION)] = None,
     tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
@@ -102,15 +102,18 @@ def finetune(
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
     emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
     write_job: Annotated[
-        Path | None, typer.Option("--write-job", help="Write the job here, too; it is always written into the folder.")
+        Path | None, typer.Option("--write-job", help="Also write the job to this file. The run's folder always has it.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, plan, and say what would be done; train nothing.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show each device while it trains: how busy, how full.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure, plan, and print what a run would do, without training.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show how busy and how full each device is while it trains.")] = False,
     settings: Annotated[Texts | None, typer.Option("--set", help=OTHERS)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fine-tune a language model on unequal cards: measures, plans, says what it will do and how long that takes, trains, and
-    writes an adapter for peft. Asks nothing. Starts its own ranks on one machine; works unchanged under torchrun on many."""
+    """Fine-tune a language model on unequal cards. The command measures, plans, prints what it will do and how long that takes,
+    trains, and writes an adapter for peft. It asks nothing. On one machine it starts the ranks itself; on several, start it under
+    torchrun on each."""
     check_environment()
     asked = Asked(
         model=model,
@@ -187,7 +190,9 @@ def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
         return
     out = Screen()
     if found.result is None:
-        out.print(f"nothing is trained yet; to do so: the same command without --dry-run, or hetpipe train {job}", soft_wrap=True)
+        out.print(
+            f"nothing is trained yet. To train, give the same command without --dry-run, or: hetpipe train {job}", soft_wrap=True
+        )
         return
     out.print(train_table(found.result))
     if found.folder is not None:
