@@ -11,7 +11,7 @@ from hetpipe.hf.sizes import Kind
 # those of which there is no description in `families`
 GATED = ("mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo", "olmo2", "granite", "smollm3", "cohere")
 UNGATED = ("starcoder2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "phi", "gpt_bigcode")
-ENCODERS = ("roberta", "electra", "camembert", "xlm-roberta")
+ENCODERS = ("bert", "roberta", "electra", "camembert", "xlm-roberta")
 
 
 def family_names() -> list[str]:
