@@ -60,7 +60,9 @@ OPTIONS = {
     place.removeprefix("hetpipe "): answers for place, answers in guesses().by_place.items() if place.startswith("hetpipe ")
 }
 TRIED = [(table, key) for table, (_, _, answers) in TABLES.items() for key in answers]
-SNIPPET = re.compile(r"'((?:train|evaluate|checkpoint|log|model|data|loss|plan|adapter|export|nodes|device_types|link): [\[{][^']*)'")
+SNIPPET = re.compile(
+    r"'((?:train|evaluate|checkpoint|log|model|data|loss|plan|adapter|export|nodes|device_types|link): [\[{][^']*)'"
+)
 
 
 def tried(table: str, key: str) -> str:
