@@ -95,6 +95,7 @@ setup(
             "matplotlib>=3.9",  # for bench/
             "playwright>=1.50",  # drives a Chromium that is there already, to look at reports
         ],
+        "loggers": ["tensorboard>=2.16", "wandb>=0.17", "mlflow-skinny>=3"],  # log.to of a job
         "viz": ["resvg_py>=0.5"],  # turns SVG into PNG
         "hf": ["transformers>=5"],
         "lora": ["transformers>=5", "peft>=0.18", "bitsandbytes>=0.49"],

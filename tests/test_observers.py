@@ -65,7 +65,8 @@ def test_a_csv_logger_is_a_class_that_an_installed_package_brings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The one of the documentation, in a run of two ranks that goes on from a checkpoint; and another that is on both ranks."""
-    logger, setup = (block.text for block in Page("docs/how-to/observe.md").blocks)
+    blocks = {block.name: block.text for block in Page("docs/how-to/observe.md").blocks}
+    logger, setup = blocks["csv_log.py"], blocks["setup.py"]
     (point,) = re.findall(r'"hetpipe.observers": \["(.*)"\]', setup)
     install(tmp_path, "csv-log", point, csv_log=logger)
     install(tmp_path, "ranks", "ranks = of_ranks:Ranks", of_ranks=EVERY_RANK)

@@ -36,6 +36,7 @@ class Asked:
     template: str | None = None
     thinking: str | None = None
     columns: str | None = None
+    log_to: tuple[str, ...] = ()
     evaluated: str | None = None
     early_stop: int | None = None
     cluster: str | None = None

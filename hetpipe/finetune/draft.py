@@ -13,7 +13,7 @@ from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.kinds import Found
 from hetpipe.language.packing import pack
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job, apply_settings
+from hetpipe.spec.job import JSON_LINES, Job, apply_settings
 from hetpipe.spec.number_types import TYPE_OF
 from hetpipe.spec.precisions import parse_precision
 from hetpipe.spec.sections.adapter import Base
@@ -50,7 +50,7 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     job["train"] = train
     if evaluate is not None:
         job["evaluate"] = evaluate
-    job |= {"checkpoint": {"folder": f"{asked.out}/{CHECKPOINTS}"}, "log": {"folder": f"{asked.out}/{LOG}"}}
+    job |= {"checkpoint": {"folder": f"{asked.out}/{CHECKPOINTS}"}, "log": _log(asked)}
     job["export"] = {"folder": f"{asked.out}/{ADAPTER if adapter is not None else MODEL}"}
     found_job = apply_settings(job, asked.settings)
     if not all(isinstance(found_job.get(section), dict) for section in ("model", "data", "loss", "train")):
@@ -77,6 +77,12 @@ def _data(asked: Asked, found: Found) -> dict[str, Any]:
     if asked.length is not None:
         data[LENGTH_KEY[found.kind]] = asked.length
     return data
+
+
+def _log(asked: Asked) -> dict[str, Any]:
+    """The section `log`."""
+    folder = {"folder": f"{asked.out}/{LOG}"}
+    return {**folder, "to": [JSON_LINES, *asked.log_to]} if asked.log_to else folder
 
 
 def _evaluation(asked: Asked, found: Found) -> dict[str, Any] | None:

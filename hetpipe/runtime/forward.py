@@ -51,6 +51,12 @@ class ForwardEngine(Holder, ABC):
         """Return how many numbers the inputs of a sample of the last batch have."""
         return sum(map(prod, self._shapes))
 
+    @property
+    def row_tokens(self) -> int | None:
+        """Return how many tokens the first input of a sample of the last batch has; None if it is no row of whole numbers."""
+        first = as_tuple(self._model.inputs)[0]
+        return None if first.is_floating_point() or first.ndim != 2 else self._shapes[0][0]
+
     @abstractmethod
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
         """Forward of these micro-batches without gradients, with `on_output(output, number)` where the outputs are."""

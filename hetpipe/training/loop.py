@@ -129,6 +129,7 @@ class Loop:
             peak_bytes={device: peak for device, peak, _ in self.engine.usage()},
             is_main=self.engine.world.is_main,
             steps_differ=isinstance(self.session.data.train, Ragged),
+            predicted_bytes=dict(predicted.peak_bytes) if predicted is not None else {},
         )
 
     def _train(self, start: int, end: int, stop: StopRequest, observers: Observers) -> Event:

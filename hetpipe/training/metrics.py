@@ -29,6 +29,8 @@ class Metrics:
         self._paused = 0.0
         self._warmed_up: dict[str, float] = {}  # device → seconds of overrun, which do not count
         self._utilisation: Mapping[str, float] = {}
+        self._memory: Mapping[str, int] = {}
+        self._tokens: list[int | None] = []  # of each step
         self._told, self._left_out = 0.0, False
 
     def begin(self, first: int, predicted: Timeline | None, lengths: Sequence[LengthFactor]) -> None:
@@ -49,6 +51,8 @@ class Metrics:
         self.result.step_numbers.append(self.engine.numbers)
         self.result.samples += samples
         self._batches.append(samples)
+        row = self.engine.row_tokens
+        self._tokens.append(samples * row if row is not None else None)
         if len(self._batches) == WARMUP_STEPS:
             self._warmed_up = {device: overrun for device, _, overrun in self.engine.usage()}
 
@@ -60,6 +64,7 @@ class Metrics:
         if due and (whole or self.result.measured is None):
             self.result.measured = self._timeline()
             self._utilisation = _busy(self.result.measured)
+            self._memory = self._held()
         seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
         return StepRecord(
             step=done,
@@ -76,6 +81,8 @@ class Metrics:
             utilisation=self._utilisation,
             busy=busy,
             peak_bytes=peaks,
+            memory_bytes=self._memory,
+            tokens_per_second=self._tokens[-2] / seconds if seconds is not None and self._tokens[-2] is not None else None,
         )
 
     def pause(self, began: float) -> None:
@@ -98,6 +105,12 @@ class Metrics:
             self.result.peak_bytes = {row[0]: row[1] for row in rows if row[1] is not None}
             if self.result.measured is not None:
                 self.result.measured = replace(self.result.measured, peak_bytes=self.result.peak_bytes)
+
+    def _held(self) -> dict[str, int]:
+        """The most bytes that each device has held so far, as far as that is known. Collective."""
+        own = [(device, peak) for device, peak, _ in self.engine.usage()]
+        every = [pair for part in self.engine.world.gather(own) for pair in part]
+        return {device: peak for device, peak in every if peak is not None}
 
     def _timeline(self) -> Timeline:
         """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""

@@ -17,6 +17,7 @@ from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.training.director import Director, Event, OnePlan
 from hetpipe.training.legs import run_legs
+from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.results.exported import export_run
 from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
 from hetpipe.training.session import Request, Session, open_session, prepare
@@ -42,6 +43,7 @@ class Trainer:
     def _run(self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None) -> TrainResult | None:
         job = session.job
         begins_at = check_data(job, session.content, session.world)
+        session.world.on_main(lambda: check_loggers(job))
         if session.world.is_main:
             _note_model(session)
         plan, profile = prepare(session, Request.by(job), plan, profile)

@@ -75,6 +75,7 @@ EVAL = (
     "evaluation. By default a tenth of the data is held out, and evaluated at the end."
 )
 EARLY_STOP = "End the run after so many evaluations without a better one. Evaluates as --eval does."
+LOG_TO = "Send the curves to tensorboard, wandb, mlflow or trackio, too. May be repeated."
 CLUSTER = "The devices: cluster.yaml. By default all devices of this machine, or under torchrun of all machines."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
 EMULATE = f"Emulate these cards by CPU processes, each as name:memory:slowdown: '{EXAMPLE}'. Give it once for each machine."
@@ -99,6 +100,7 @@ def finetune(
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     evaluated: Annotated[str | None, typer.Option("--eval", help=EVAL, metavar="FILE|PART")] = None,
     early_stop: Annotated[int | None, typer.Option("--early-stop", min=1, help=EARLY_STOP)] = None,
+    log_to: Annotated[Texts | None, typer.Option("--log-to", help=LOG_TO)] = None,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
     emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
     write_job: Annotated[
@@ -134,6 +136,7 @@ def finetune(
         columns=columns,
         evaluated=evaluated,
         early_stop=early_stop,
+        log_to=tuple(log_to or ()),
         cluster=cluster,
         emulate=tuple(emulate or ()),
         settings=tuple(settings or ()),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hetpipe.files.messages import InputError, cut
-from hetpipe.planning.registry import load_point, observer_points, source_of
+from hetpipe.files.messages import InputError, cut, nearest
+from hetpipe.planning.registry import load_point, load_target, observer_points, source_of
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.stopping import RunStopped
 from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
+from hetpipe.spec.job import JSON_LINES, Job, ObserverSection
 from hetpipe.training.observers.json_lines import JsonLines
+from hetpipe.training.observers.loggers import LOGGERS, Logger
 from hetpipe.training.observers.observer import Observer
 from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 from hetpipe.training.observers.screen import Outlook, Progress
@@ -95,7 +97,8 @@ class Observers:
 def attending(world: World, run: RunRecord) -> Iterator[Observers]:
     """The observers of a run, told that it began, and, however this is left, that it ended. Those of other packages are said.
     InputError on every rank if one cannot be had. Collective."""
-    observers = Observers([*(Attending(kind()) for kind in OWN if world.is_main or kind.every_rank), *_of_others(world)])
+    own = [Attending(kind()) for kind in OWN if world.is_main or kind.every_rank]
+    observers = Observers([*own, *_named(world, run.job), *_of_others(world, run.job)])
     error: BaseException | None = None
     try:
         observers.began(run)
@@ -107,10 +110,48 @@ def attending(world: World, run: RunRecord) -> Iterator[Observers]:
         observers.ended(error)
 
 
-def _of_others(world: World) -> list[Attending]:
-    """Those of other packages. Only the main rank imports them all, and tells which are wanted on every rank. Collective."""
+def _named(world: World, job: Job) -> list[Attending]:
+    """Those that the job's `log.to` names, with their arguments: on the main rank, or if they are for every rank, on all.
+    InputError on every rank if one cannot be made. Collective."""
+
+    def made() -> list[Attending]:
+        found = [(_kind_of(each), each.args) for each in _sections(job)]
+        return [_of_class(k, args, name) for (k, name), args in found if world.is_main or getattr(k, "every_rank", False)]
+
+    return world.together(made)
+
+
+def _sections(job: Job) -> list[ObserverSection]:
+    return [each for each in job.log.loggers if each.name != JSON_LINES] if job.log is not None else []
+
+
+def _kind_of(section: ObserverSection) -> tuple[Callable[..., Any], str]:
+    """The class that a section of `log.to` names, and what it is called. InputError if there is none."""
+    if section.target is not None:
+        return load_target(section.target), f"log.to {section.target}"
+    if section.name in LOGGERS:
+        return LOGGERS[section.name], f"log.to {section.name}"
+    points = {point.name: point for point in observer_points()}
+    if section.name not in points:
+        known = nearest(str(section.name), [JSON_LINES, *LOGGERS, *points])
+        raise InputError(f"log.to: there is no logger {section.name!r}{known}")
+    return load_point(points[section.name]), _called(points[section.name])
+
+
+def check_loggers(job: Job) -> None:
+    """InputError if `log.to` names a logger that there is not, or whose package is missing: known before anything is measured."""
+    for each in _sections(job):
+        kind, _ = _kind_of(each)
+        if isinstance(kind, type) and issubclass(kind, Logger):
+            kind(**each.args)
+
+
+def _of_others(world: World, job: Job) -> list[Attending]:
+    """Those of other packages that the job does not name. Only the main rank imports them all, and tells which are wanted on
+    every rank. Collective."""
     found: list[Attending] = []
-    world.on_main(lambda: found.extend(_made(point) for point in observer_points()))
+    named = {each.name for each in job.log.loggers} if job.log is not None else set()
+    world.on_main(lambda: found.extend(_made(point) for point in observer_points() if point.name not in named))
     if found:
         say(f"observers: {'; '.join(str(one.name) for one in found)}")
     wanted = world.first([one.name for one in found if one.observer.every_rank])
@@ -126,9 +167,12 @@ def _wanted(names: Sequence[str], rank: int) -> list[Attending]:
 
 def _made(point: EntryPoint) -> Attending:
     """InputError if it makes no observer."""
-    name = _called(point)
+    return _of_class(load_point(point), {}, _called(point))
+
+
+def _of_class(kind: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Attending:
     try:
-        observer = load_point(point)()
+        observer = kind(**arguments)
     except InputError:
         raise
     except Exception as error:

@@ -19,6 +19,8 @@ class JsonLines(Observer):
     def began(self, run: RunRecord) -> None:
         """What the log has of later steps than the run goes on from is void."""
         self._log, self._total, self._evaluates = run.job.log, run.total_steps, run.job.evaluate is not None
+        if self._log is not None and not self._log.writes_lines:
+            self._log = None
         if self._log is not None:
             self._file = Path(self._log.folder) / METRICS_FILE
             trim_metrics(self._file, run.first_step, evaluates_again=run.first_step >= run.total_steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetpipe.spec.cluster import Cluster
 from hetpipe.spec.job import Job
@@ -15,7 +15,8 @@ class RunRecord:
     """A run begins. `first_step` steps of its `total_steps` were done before, by a run from whose checkpoint it goes on.
     `predicted_step_seconds`: None where nothing is predicted, as on all ranks but the main one. `peak_bytes` has the devices of
     this rank, and the most that each has held so far (None: not known). `steps_differ`: whether steps have samples of other
-    lengths, so that a step may take much longer than the one before; predicted are those in the mean."""
+    lengths, so that a step may take much longer than the one before; predicted are those in the mean. `predicted_bytes`: the most
+    that each device of the plan is predicted to hold; empty where nothing is predicted."""
 
     job: Job
     plan: Plan
@@ -26,6 +27,7 @@ class RunRecord:
     peak_bytes: Mapping[str, int | None]
     is_main: bool
     steps_differ: bool = False
+    predicted_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,8 @@ class StepRecord:
     `fetch_seconds`: how long it has waited for this rank's samples. `step_seconds` and `samples_per_second` are of the step
     before, since a step lasts until the next one begins, and None in the first step of a run. `utilisation` has the share of a
     step in which each device of the plan worked, in the last of those steps that the job's `log.every_steps` says, or the last
-    step of all; empty before. `busy` and `peak_bytes` are of this rank's devices, and empty where nobody watches."""
+    step of all; empty before, as is `memory_bytes`, the most that each of them has held by then. `tokens_per_second`: None where
+    samples are no rows of tokens. `busy` and `peak_bytes` are of this rank's devices, and empty where nobody watches."""
 
     step: int
     epoch: int
@@ -52,6 +55,8 @@ class StepRecord:
     utilisation: Mapping[str, float]
     busy: Mapping[str, float]
     peak_bytes: Mapping[str, int | None]
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
