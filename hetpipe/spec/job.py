@@ -205,9 +205,9 @@ class CheckpointSection(Strict):
     resume: Flag = True
 
 
-METRICS_FILE, SUMMARY_FILE, REPORT_FILE = "metrics.jsonl", "summary.json", "report.html"
+METRICS_FILE, SUMMARY_FILE, REPORT_FILE, LOSS_FILE = "metrics.jsonl", "summary.json", "report.html", "loss.svg"
 PLAN_FILE, PROFILE_FILE, TRACE_FILE = "plan.json", "profile.json", "trace.json"
-LOG_FILES = (REPORT_FILE, PLAN_FILE, PROFILE_FILE, METRICS_FILE, TRACE_FILE, SUMMARY_FILE)  # of a log folder
+LOG_FILES = (REPORT_FILE, LOSS_FILE, PLAN_FILE, PROFILE_FILE, METRICS_FILE, TRACE_FILE, SUMMARY_FILE)  # of a log folder
 
 
 class ObserverSection(Named):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,10 @@ from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation
 from hetpipe.show.page.report import report_page
+from hetpipe.show.picture.loss import RunCurve, loss_canvas
 from hetpipe.show.trace import save_trace
 from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
+from hetpipe.spec.job import LOSS_FILE, METRICS_FILE, PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
 from hetpipe.spec.plan import Plan
 from hetpipe.spec.profile import Profile
 from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
@@ -135,6 +136,32 @@ def _steady(steps: list[Number]) -> list[Number]:
     return steps[WARMUP_STEPS:] or steps
 
 
+def curve_of(job: Job, result: TrainResult, folder: Path) -> RunCurve:
+    """How the loss of a run went: of the steps before it was resumed, as its log has them."""
+    first, (before, tests) = result.first_step, _logged(folder / METRICS_FILE)
+    args, adapter, data = job.data.args, job.adapter, job.data.label
+    if adapter is not None:
+        named = adapter.weights or f"LoRA of rank {adapter.r}, alpha {adapter.alpha:g}, beside a base held {adapter.base}"
+    if (files := args.get("file") or args.get("files")) is not None:
+        data += f" of {files if isinstance(files, str) else ', '.join(map(str, files))}"
+    own = {record.step: record.loss for record in result.evaluations}
+    return RunCurve(
+        model=str(job.model.args.get("weights") or job.model.label),
+        data=data,
+        adapter=named if adapter is not None else "",
+        trained=[*(point for point in before if point[0] <= first), *enumerate(result.losses, first + 1)],
+        evaluated=sorted({**dict(tests), **own}.items()),
+        best=result.best.step if result.best is not None else None,
+    )
+
+
+def _logged(file: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+    """(step, loss) of the steps and of the evaluations that a log has."""
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.is_file() else []
+    every = [(int(line["step"]), line.get("loss"), line.get("test_loss")) for line in lines]
+    return [(at, loss) for at, loss, _ in every if loss is not None], [(at, loss) for at, _, loss in every if loss is not None]
+
+
 def steady_median(seconds: list[float]) -> float:
     """Of the times of a run's steps, those after the warm-up where there are more; 0 of none."""
     return median(_steady(seconds)) if seconds else 0.0
@@ -164,11 +191,22 @@ def write_folder(folder: Path, plan: Plan, profile: Profile, result: TrainResult
     save_trace(folder / TRACE_FILE, timelines)
 
 
-def write_report(folder: Path, plan: Plan, profile: Profile, cluster: Cluster, measured: Timeline | None) -> None:
-    """report.html: the plan, what was measured beside what was predicted, and the equal split; only what takes no search. The run
-    is over and all else written: whatever fails here is told, and no fault of the run."""
+def write_report(
+    folder: Path,
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    measured: Timeline | None,
+    run: Callable[[], RunCurve | None] = lambda: None,
+) -> None:
+    """report.html and loss.svg: how the loss of the `run` went; the plan, what was measured beside what was predicted, and the
+    equal split; only what takes no search. The run is over and all else written: whatever fails here is told, and no fault of
+    the run."""
     try:
+        curve = run()
+        if curve is not None and curve.points:
+            write_text(folder / LOSS_FILE, loss_canvas(curve).to_svg())
         study = make_study(plan, profile=profile, cluster=cluster, measured=measured)
-        write_text(folder / REPORT_FILE, report_page(study))
+        write_text(folder / REPORT_FILE, report_page(study, curve))
     except Exception as error:
         warn(f"no report in {folder}: {type(error).__name__}: {cut(str(error))}")

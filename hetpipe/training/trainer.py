@@ -19,7 +19,7 @@ from hetpipe.training.director import Director, Event, OnePlan
 from hetpipe.training.legs import run_legs
 from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.results.exported import export_run
-from hetpipe.training.runlog import TrainResult, claim, write_folder, write_report
+from hetpipe.training.runlog import TrainResult, claim, curve_of, write_folder, write_report
 from hetpipe.training.session import Request, Session, open_session, prepare
 
 Planned = Callable[[Session, Plan, Profile], bool]
@@ -59,7 +59,7 @@ class Trainer:
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             assert result.plan is not None
             write_folder(folder, result.plan, profile, result)  # of a run that was finished, what it left stays
-            write_report(folder, result.plan, profile, session.cluster, result.measured)
+            write_report(folder, result.plan, profile, session.cluster, result.measured, lambda: curve_of(job, result, folder))
         if (exported := export_run(job)) is not None:
             result.exported, result.exported_step = exported
         return result

@@ -16,16 +16,19 @@ from hetpipe.show.page.sections import (
     price_section,
     proof_section,
     rules_section,
+    run_section,
     time_section,
     timeline_section,
     words_section,
 )
+from hetpipe.show.picture.loss import RunCurve
 from hetpipe.show.picture.theme import definitions, style
 from hetpipe.show.words import origin_text
 from hetpipe.study.study import Study
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 TITLES = {
+    "run": "Run",
     "words": "In words",
     "picture": "Picture",
     "moves": "Move a cut",
@@ -42,11 +45,12 @@ TITLES = {
 }
 
 
-def report_page(study: Study) -> str:
-    """The page: a section for each thing that the study knows."""
+def report_page(study: Study, run: RunCurve | None = None) -> str:
+    """The page: a section for each thing that the study knows, behind one of the run by this plan, if there was one."""
     scene, predicted, measured = study.scene, study.predicted, study.measured
     differ = study.profile is not None and bool(study.profile.lengths)
     body = [
+        run_section(run),
         words_section(scene),
         picture_section(scene),
         moves_section(scene, study.cuts),
@@ -63,7 +67,7 @@ def report_page(study: Study) -> str:
     body = [*map(linked, body), section("glossary", "Glossary", glossary())]
     there = [(name, title) for name, title in TITLES.items() if any(f'<section id="{name}"' in part for part in body)]
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title in there)
-    title = escaped(f"{study.plan.model}: the plan")
+    title = escaped(f"{study.plan.model}: the plan" if run is None else f"{run.model}: the run and its plan")
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

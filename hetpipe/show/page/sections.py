@@ -15,6 +15,7 @@ from hetpipe.show.picture.canvas import NARROW, WIDE, Canvas
 from hetpipe.show.picture.curves import memory_canvas
 from hetpipe.show.picture.front import front_canvas
 from hetpipe.show.picture.gantt import gantt_canvas
+from hetpipe.show.picture.loss import RunCurve, loss_canvas
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.report import prediction_facts
 from hetpipe.show.words import (
@@ -31,6 +32,23 @@ from hetpipe.show.words import (
 )
 from hetpipe.study.scene import Scene, StageScene
 from hetpipe.study.study import Alternative, Changes, MovedCut
+
+
+def run_section(run: RunCurve | None) -> str:
+    """What a run trained, and how its loss went."""
+    if run is None:
+        return ""
+    facts = [["model", run.model], ["data", run.data], ["adapter", run.adapter]]
+    facts += [["loss", _from_to(run.trained)], ["loss of samples that do not train", _from_to(run.evaluated)]]
+    if run.best is not None:
+        facts.append(["best evaluation", f"that of step {run.best}"])
+    told = table(["", "of this run"], [row for row in facts if row[1]], label="the run", text=True)
+    drawn = _figure(lambda width: loss_canvas(run, width)) if run.points else ""
+    return section("run", "The run", told, drawn)
+
+
+def _from_to(points: Sequence[tuple[int, float]]) -> str:
+    return f"{points[0][1]:.4g} (step {points[0][0]}) to {points[-1][1]:.4g} (step {points[-1][0]})" if points else ""
 
 
 def words_section(scene: Scene) -> str:
