@@ -1,6 +1,6 @@
-"""GPT-2 of transformers (`GPT2LMHeadModel`) as a chain of layers: int64 [b, t] tokens, or (tokens, mask), to logits [b, t, v].
-Its description is `hetpipe/hf/families/gpt2.py`."""
+"""GPT-2 of transformers (`GPT2LMHeadModel`): a `causal_lm` of this type, whose sizes have names. Its layers are called blocks, as
+in the checkpoints and profiles of earlier versions."""
 
-from hetpipe.hf.build import builder
+from hetpipe.hf.replay.build import builder
 
-build = builder("gpt2")
+build = builder("gpt2", called="block")

@@ -1,6 +1,5 @@
-"""Llama of transformers (`LlamaForCausalLM`) as a chain of layers: int64 [b, t] tokens, or (tokens, mask), to logits [b, t, v].
-Its description is `hetpipe/hf/families/llama.py`."""
+"""Llama of transformers (`LlamaForCausalLM`): a `causal_lm` of this type, whose sizes have names."""
 
-from hetpipe.hf.build import builder
+from hetpipe.hf.replay.build import builder
 
 build = builder("llama")

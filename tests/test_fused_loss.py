@@ -225,7 +225,7 @@ def with_labels(labels: Any = 3) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"name": "gpt2"}}, "loss.fused is true, but model 'gpt2' has no argument 'labels'"),
+        ({"model": {"name": "bert"}}, "loss.fused is true, but model 'bert' has no argument 'labels'"),
         (
             {"model": {"name": "causal_lm", "args": {"type": "qwen3", "labels": True}}},
             "model.args has 'labels', which 'fused' in",

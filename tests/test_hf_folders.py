@@ -17,7 +17,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hetpipe.cli.weights import export_weights_command
 from hetpipe.files.messages import InputError
 from hetpipe.files.tensors import TensorFiles
-from hetpipe.hf.build import Layer
 from hetpipe.hf.exports.beside import copy_matching
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import empty_names, materialise
@@ -95,7 +94,10 @@ def test_two_different_tensors_are_not_tied(tmp_path: Path) -> None:
         ({"attention": "flash"}, "gpt2: unknown attention 'flash'; known: sdpa, eager"),
         ({"weights": "nowhere"}, "nowhere is no folder of save_pretrained: it has no config.json"),
         ({"weights": "nowhere", "size": "gpt2"}, "gpt2: give size 'gpt2' or weights 'nowhere', whose config.json says the size"),
-        ({"add_cross_attention": True}, "gpt2: add_cross_attention is not supported"),
+        ({"add_cross_attention": True}, "gpt2: add_cross_attention is True, which is not supported: there is no encoder here"),
+        ({"extras": ["mask"]}, "gpt2: unknown extra 'mask'; known: attention_mask, position_ids"),
+        ({"type": "llama"}, "gpt2: GPT2Config has no 'type'"),
+        ({"trust_remote_code": True}, "gpt2: GPT2Config has no 'trust_remote_code'"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -150,9 +152,8 @@ def test_damaged_and_foreign_configurations(tmp_path: Path) -> None:
         gpt2.build(weights=str(tmp_path))
     code = {"_attn_implementation": "someone/kernel", "auto_map": {"AutoModel": "code--Model"}, "trust_remote_code": True}
     file.write_text(json.dumps({**json.loads(whole), **code}))
-    block = gpt2.build(weights=str(tmp_path))[1]
-    assert isinstance(block, Layer)
-    assert block.config._attn_implementation == "sdpa"
+    attention: Any = gpt2.build(weights=str(tmp_path))[1].get_submodule("block.attn")
+    assert attention.config._attn_implementation == "sdpa"
 
 
 def test_all_files_of_a_tokenizer_are_handed_on(tmp_path: Path) -> None:
@@ -225,8 +226,12 @@ def test_the_code_in_the_readme_of_models_runs(tmp_path: Path) -> None:
 def test_a_sample_longer_than_the_positions() -> None:
     layers = gpt2.build(**ZOO["gpt2"].config)
     materialise(layers, 0, 1)
-    with pytest.raises(ValueError, match=r"a sample has 17 tokens, the model's n_positions is 16"):
-        layers[0](torch.randint(WORDS, (1, 17)))
+    words = torch.randint(WORDS, (1, 17))
+    with pytest.raises(ValueError, match=r"^gpt2: a sample has 17 tokens, the model's n_positions is 16: shorten the samples$"):
+        layers[0](words)
+    packed = gpt2.build(**ZOO["gpt2"].config, extras=["position_ids"])
+    materialise(packed, 0, 1)
+    assert packed[0]((words, torch.arange(17)[None] % 10))[0].shape == (1, 17, 32), "two samples in a row, each short enough"
 
 
 @pytest.mark.parametrize(

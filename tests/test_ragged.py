@@ -207,10 +207,13 @@ def test_a_mask_is_not_taken_for_positions(talk: dict[str, Any]) -> None:
         "data 'chat' gives position_ids beside tokens, but model 'causal_lm' takes attention_mask: write extras: [position_ids] "
         "in its args, or leave extras out there"
     )
-    llama = {"name": "llama", "args": {key: value for key, value in QWEN.items() if key not in ("type", "head_dim")}}
-    with pytest.raises(InputError, match="but model 'llama' takes attention_mask: take model causal_lm, or data without them"):
-        build(talk, {"pack": True}, model=llama)
-    build(talk, {"mask": True}, model=llama)
+    sizes = {key: value for key, value in QWEN.items() if key not in ("type", "head_dim", "num_key_value_heads")}
+    bert = {"name": "bert", "args": sizes}
+    with pytest.raises(InputError, match="but model 'bert' takes attention_mask: take model causal_lm, or data without them"):
+        build(talk, {"pack": True}, model=bert)
+    llama = {"name": "llama", "args": sizes}
+    for extra, name in (("pack", "position_ids"), ("mask", "attention_mask")):
+        assert build(talk, {extra: True}, model=llama)[0].layers[0].extras == (name,)
     own = {"target": "tests.support.user_parts:tokens_and_places"}
     assert len(build(talk, {"pack": True}, model=own)[0].layers) == 2
 

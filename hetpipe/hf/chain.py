@@ -104,12 +104,15 @@ def _without_wrappers(name: str) -> str:
 class Origin(Fixed):
     """The model of transformers whose modules the layers hold (its tensors on the meta device), and where values come from. Once
     the layers are assembled it is a copy, which stays as it was when they are changed.
-    `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them. `first_names`: each name of a
-    tensor, of which it may have several → the one by which it is stored."""
+    `new`: beginnings of names that may be missing in the folder, because fine-tuning adds them. `seed`: of what is drawn; by
+    default it is drawn, too (`drawn_seed`). `first_names`: each name of a tensor, of which it may have several → the one by which
+    it is stored."""
 
     first_names: dict[str, str]
 
-    def __init__(self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, model: PreTrainedModel, folder: WeightFolder | None, new: tuple[str, ...] = (), seed: int | None = None
+    ) -> None:
         self.model, self.folder, self.new = model, folder, new
         self.stored = StoredTensors(model, folder) if folder is not None else None
         if self.stored is not None and (unused := self.stored.unused()):
@@ -120,7 +123,7 @@ class Origin(Fixed):
                 stacklevel=2,
             )
         self._buffer_types = dict[torch.dtype, dict[str, torch.dtype]]()
-        self.seed = int(torch.randint(1 << 31, (), device="cpu"))  # torch.manual_seed decides
+        self.seed = drawn_seed() if seed is None else seed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         return self  # a copy of a layer comes from the same model
@@ -269,6 +272,11 @@ class Origin(Fixed):
         config = copy.deepcopy(self.model.config)
         config.architectures, config.dtype = [type(self.model).__name__], dtype
         config.save_pretrained(folder)
+
+
+def drawn_seed() -> int:
+    """A seed for the values of a model; torch.manual_seed decides."""
+    return int(torch.randint(1 << 31, (), device="cpu"))
 
 
 def _initialise(module: nn.Module, model: PreTrainedModel) -> None:

@@ -1,5 +1,5 @@
-"""Sizes of a transformer of layers that are alike, from its config.json. No torch; of types that no description names,
-transformers says what their layers are like, where it is installed."""
+"""Sizes of a transformer of layers that are alike, from its config.json. No torch; of types that `known` does not
+name, transformers says what their layers are like, where it is installed."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def rules() -> tuple[Any, ...]:
 
 
 def model_names() -> list[str]:
-    """All known models, and the families of transformers."""
-    return sorted({*_names("hetpipe.models"), *_names("hetpipe.hf.families")})
+    """All known models."""
+    return _names("hetpipe.models")
 
 
 def dataset_names() -> list[str]:
@@ -79,8 +79,6 @@ def partitioner(name: str) -> Partitioner:
 
 def model(name: str) -> Callable[..., Any]:
     """The function that builds the model of this name."""
-    if name in set(_names("hetpipe.hf.families")) - set(_names("hetpipe.models")):
-        return cast(Callable[..., Any], import_module("hetpipe.hf.build").builder(name))
     return cast(Callable[..., Any], _find("model", name, "hetpipe.models", "build", model_names()))
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.hf.families import family, known_kinds
 from hetpipe.hf.hub import refuse_adapters
+from hetpipe.hf.known import KINDS, SIZES
 from hetpipe.hf.sizes import Config, Kind, TransformerSizes, cached_config, config_sizes, default_config, dense_kind, read_config
 from hetpipe.whatif.shipped import shipped_layers
 
@@ -51,7 +51,7 @@ def popular_models() -> PopularModels:
 
 def _zoo() -> dict[str, NamedModel]:
     """Radford et al. 2019, table 2, and Devlin et al. 2019, section 3; 12·h² + 13·h parameters a layer."""
-    gpt2 = {name: (keys["n_layer"], keys["n_embd"]) for name, keys in family("gpt2").sizes.items()}
+    gpt2 = {name: (keys["n_layer"], keys["n_embd"]) for name, keys in SIZES["gpt2"].items()}
     found = {name: _plain(name, "gpt", *size, 50257, 1024 * size[1] + 2 * size[1]) for name, size in gpt2.items()}
     return {**found, "bert-base": _plain("bert-base", "bert", 12, 768, 30522, (512 + 2 + 2) * 768)}
 
@@ -116,12 +116,11 @@ def config_model(path: Path, name: str) -> NamedModel:
 
 def named_model(config: Config, name: str, source: str) -> NamedModel:
     """The sizes of a configuration. InputError for architectures that are not chains of layers alike."""
-    kinds = known_kinds()
-    known = isinstance(config.model_type, str) and config.model_type in kinds  # whatever stands there
-    family = kinds[config.model_type] if known else dense_kind(config)
+    known = isinstance(config.model_type, str) and config.model_type in KINDS  # whatever stands there
+    family = KINDS[config.model_type] if known else dense_kind(config)
     if family is None:
         raise InputError(
-            f"{config.path}: models of type {shown(config.model_type)} are not known; known: {', '.join(sorted(kinds))}, and "
+            f"{config.path}: models of type {shown(config.model_type)} are not known; known: {', '.join(sorted(KINDS))}, and "
             "dense decoders of transformers whose configuration says how their projections can be cut"
         )
     return NamedModel(name, family, *config_sizes(config, family), source, config)

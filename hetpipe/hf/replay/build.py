@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError, nearest, one_line, shown
+from hetpipe.hf.chain import drawn_seed
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
+from hetpipe.hf.known import SIZES
 from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
 from hetpipe.hf.replay.classes import classes_of, text_part
 from hetpipe.hf.replay.compare import compare
@@ -24,6 +27,7 @@ REPLAY_TOLERANCE = 1e-6  # by which sums in another order may differ, of the lar
 REFUSED = {
     **dict.fromkeys(("layerdrop", "decoder_layerdrop"), "layers would be left out at random"),
     "output_router_logits": "the loss that balances experts is none of the chain's: it would be dropped",
+    "add_cross_attention": "there is no encoder here",
 }
 _ALIKE = set[tuple[Any, str]]()  # classes and configurations that were compared
 
@@ -83,32 +87,69 @@ def build(
         raise InputError(
             "causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in type: qwen3"
         )
-    for name in extras:
-        if name not in EXTRAS:
-            raise InputError(f"causal_lm: unknown extra {name!r}{nearest(name, EXTRAS)}; known: {', '.join(EXTRAS)}")
-    kind, model_class, settings, folder = configured(weights, type, attention, trust_remote_code, config)
+    return _cut("causal_lm", configured(weights, type, attention, trust_remote_code, config), extras, labels)
+
+
+def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]:
+    """The function `build` of the models of one type, of which some sizes have names. `called`: what checkpoints and profiles
+    call each of its layers."""
+
+    def build(
+        size: str | None = None,
+        *,
+        weights: str | None = None,
+        attention: str = "sdpa",
+        extras: Sequence[str] = ("attention_mask",),
+        labels: bool | Literal["auto"] = False,
+        **config: Any,
+    ) -> nn.Sequential:
+        """A `causal_lm` of this type, with its arguments. `size`: one of those that have names, if no weights are given; the
+        first by default. Code that lies in a folder does not run."""
+        classes = classes_of(None, kind, None)
+        settings, folder = configure(kind, classes.config, SIZES[kind], size, weights, attention, config)
+        seed = drawn_seed()  # before small models draw: in earlier versions nothing else did
+        with torch.random.fork_rng(devices=[]):
+            return _cut(kind, Configured(kind, classes.model, settings, folder), extras, labels, called=called, seed=seed)
+
+    return build
+
+
+def _cut(
+    name: str,
+    configured: Configured,
+    extras: Sequence[str],
+    labels: bool | Literal["auto"],
+    *,
+    called: str = "layer",
+    seed: int | None = None,
+) -> nn.Sequential:
+    """The chain; `name`: of the job's model, for messages. InputError as in `build`."""
+    kind, model_class, settings, folder = configured
+    for extra in extras:
+        if extra not in EXTRAS:
+            raise InputError(f"{name}: unknown extra {extra!r}{nearest(extra, EXTRAS)}; known: {', '.join(EXTRAS)}")
     for key, reason in REFUSED.items():
         if getattr(settings, key, None):
-            raise InputError(f"causal_lm: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
+            raise InputError(f"{name}: {key} is {shown(getattr(settings, key))}, which is not supported: {reason}")
     model = empty_model(model_class, settings, folder)
     try:
         small = tiny(model_class, settings)
         anatomy = anatomy_of(lambda: model_class(copy.deepcopy(settings)), form_of(model_class(copy.deepcopy(small))), extras)
     except CannotCutError as error:
-        raise InputError(f"causal_lm: a model of type {kind!r} cannot be cut into layers: {error}") from None
+        raise InputError(f"{name}: a model of type {kind!r} cannot be cut into layers: {error}") from None
     except InputError as error:
-        raise InputError(f"causal_lm: a model of type {kind!r} is not cut into layers: {error}") from None
-    _check_alike(kind, model_class, small)
+        raise InputError(f"{name}: a model of type {kind!r} is not cut into layers: {error}") from None
+    _check_alike(name, kind, model_class, small)
     if labels is True and anatomy.logits is None:
         raise InputError(
-            f"causal_lm: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
+            f"{name}: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
             "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
             "out, or write 'loss: {name: cross_entropy, fused: auto}'"
         )
-    return chain(model, anatomy, folder, extras, labels=bool(labels))
+    return chain(model, anatomy, folder, extras, labels=bool(labels), called=called, seed=seed)
 
 
-def _check_alike(kind: str, model_class: Any, small: Any) -> None:
+def _check_alike(name: str, kind: str, model_class: Any, small: Any) -> None:
     """A chain of small layers computes what transformers' own model does. InputError where it does not, or where that cannot be
     found out."""
     key = model_class, small.to_json_string(use_diff=False)
@@ -118,17 +159,17 @@ def _check_alike(kind: str, model_class: Any, small: Any) -> None:
         found = compare(model_class, small)
     except Exception as error:  # whatever transformers says of so small a configuration
         raise InputError(
-            f"causal_lm: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
+            f"{name}: whether a chain of type {kind!r} computes what transformers does could not be tried on a "
             f"small configuration: {one_line(error)}"
         ) from error
     if max(found) > REPLAY_TOLERANCE:
         raise InputError(
-            f"causal_lm: a chain of type {kind!r} computes something else than transformers does: logits differ by "
+            f"{name}: a chain of type {kind!r} computes something else than transformers does: logits differ by "
             f"{found.logits:.1e}, gradients by {found.gradients:.1e} of the largest"
         )
     if not seen_ahead(model_class, small) < AHEAD:
         raise InputError(
-            f"causal_lm: a model of type {kind!r} sees the tokens behind each one, and would learn to copy what it is to tell: "
+            f"{name}: a model of type {kind!r} sees the tokens behind each one, and would learn to copy what it is to tell: "
             "where its configuration has is_decoder, write is_decoder: true in the model's args"
         )
     _ALIKE.add(key)

@@ -22,6 +22,7 @@ from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop, features_o
 from hetpipe.layers.losses.chunked import losses_of_logits, token_losses
 from hetpipe.layers.model import Tensors, as_tuple, as_value, came_along, send_along
 
+_POSITIONS = "max_position_embeddings"
 _CHOICE = "_experts_implementation"
 GROUPED = ("grouped_mm", "batched_mm")  # transformers' names of the two ways to multiply by experts
 
@@ -30,18 +31,11 @@ class Part(HFLayer):
     """A layer of the chain, which holds these modules of the model, by their paths, and runs the rest of it around them."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        skeleton: Skeleton,
-        paths: Sequence[str],
-        extras: Sequence[str],
-        layer: int | None = None,
-        *,
-        labels: bool = False,
+        self, model: nn.Module, skeleton: Skeleton, paths: Sequence[str], extras: Sequence[str], *, labels: bool = False
     ) -> None:
         super().__init__()
         anatomy = skeleton.anatomy
-        self.extras, self.number, self.labels = tuple(extras), layer, labels
+        self.extras, self.labels = tuple(extras), labels
         names = _own_names([*paths, *anatomy.tables])
         self.paths = {own: path for own, path in names.items() if path not in anatomy.tables}
         self.tables = {own: path for own, path in names.items() if path in anatomy.tables}
@@ -49,9 +43,6 @@ class Part(HFLayer):
             self.add_module(own, model.get_submodule(path))
         for own, path in self.tables.items():
             self._hold(own, model, path)
-        if layer is not None:
-            self.layer = model.get_submodule(anatomy.layers)[layer]  # type: ignore[index]
-            self.experts = any(getattr(config, _CHOICE, None) in GROUPED for config in _configs(self.layer))
         self.__dict__["skeleton"] = skeleton  # no module of this one: its tensors have no values
 
     def _hold(self, own: str, model: nn.Module, path: str) -> None:
@@ -89,11 +80,17 @@ class Part(HFLayer):
 
 
 class Embedding(Part):
-    """Tokens, and what else there is, to [b, t, w], and that."""
+    """Tokens, and what else there is, to [b, t, w], and that. `longest`: how many positions the model has learned, and the key of
+    its configuration that says so; None where it has learned none."""
+
+    longest: tuple[int, str] | None = None
 
     def forward(self, given: Tensors) -> Tensors:
         tokens, extras, labels = self.parts(given)
-        extras = [extra.bool() if name == "attention_mask" else extra for name, extra in self.named(extras).items()]
+        named = self.named(extras)
+        if self.longest is not None and "position_ids" not in named:
+            self._check_length(tokens.shape[1], *self.longest)
+        extras = [extra.bool() if name == "attention_mask" else extra for name, extra in named.items()]
         found: list[Tensor] = []
 
         def act(number: int, call: Call) -> Tensor:
@@ -105,9 +102,29 @@ class Embedding(Part):
             skeleton.run(act, input_ids=tokens, **self.named(extras))
         return as_value([found[0], *extras, *labels])
 
+    def _check_length(self, length: int, longest: int, key: str) -> None:
+        if length > longest:
+            kind = self.origin.model.config.model_type
+            raise ValueError(f"{kind}: a sample has {length} tokens, the model's {key} is {longest}: shorten the samples")
+
 
 class Block(Part):
-    """One of the layers that are alike: [b, t, w], and what else there is, to the same."""
+    """One of the layers that are alike, which it holds under the name `called`: [b, t, w], and what else there is, to the
+    same."""
+
+    def __init__(
+        self, model: nn.Module, skeleton: Skeleton, number: int, called: str, extras: Sequence[str], *, labels: bool = False
+    ) -> None:
+        super().__init__(model, skeleton, skeleton.anatomy.shared, extras, labels=labels)
+        self.number, self.called = number, called
+        layer = model.get_submodule(skeleton.anatomy.layers)[number]  # type: ignore[index]
+        self.add_module(called, layer)
+        self.experts = any(getattr(config, _CHOICE, None) in GROUPED for config in _configs(layer))
+
+    @property
+    def inner(self) -> nn.Module:
+        """The model's layer, as it is held now: adapters and torch.compile replace modules."""
+        return self.get_submodule(self.called)
 
     def forward(self, given: Tensors) -> Tensors:
         hidden, extras, labels = self.parts(given)
@@ -115,10 +132,9 @@ class Block(Part):
         if calls is None:
             with self.ready() as skeleton:
                 calls = skeleton.calls(hidden, self.named(extras))
-        assert self.number is not None
         if self.experts:
-            choose_experts(self.layer, hidden)
-        out = features_of(calls[self.number].on(self.layer, hidden))
+            choose_experts(self.inner, hidden)
+        out = features_of(calls[self.number].on(self.inner, hidden))
         if not torch.compiler.is_compiling():
             send_along(out, calls)
         return as_value([out, *extras, *labels])
@@ -176,20 +192,40 @@ class Head(Part):
 
 
 def chain(
-    model: Any, anatomy: Anatomy, folder: WeightFolder | None, extras: Sequence[str], *, labels: bool = False
+    model: Any,
+    anatomy: Anatomy,
+    folder: WeightFolder | None,
+    extras: Sequence[str],
+    *,
+    labels: bool = False,
+    called: str = "layer",
+    seed: int | None = None,
 ) -> nn.Sequential:
-    """The model, on the meta device, as a chain. What no token comes through is not trained."""
+    """The model, on the meta device, as a chain. What no token comes through is not trained. `called`: what each of its layers
+    is, `layer3.layer.mlp`; `seed`: see `Origin`."""
     for path in anatomy.idle:
         model.get_submodule(path).requires_grad_(False)
     skeleton = skeleton_of(model, anatomy)
     first = Embedding(model, skeleton, [*anatomy.embed, *anatomy.idle], extras, labels=labels)
+    first.longest = _longest(model, anatomy)
     children: OrderedDict[str, HFLayer] = OrderedDict(embed=first)
     for number in range(len(model.get_submodule(anatomy.layers))):
-        children[f"layer{number}"] = Block(model, skeleton, anatomy.shared, extras, number, labels=labels)
+        children[f"{called}{number}"] = Block(model, skeleton, number, called, extras, labels=labels)
     paths = list(dict.fromkeys([*anatomy.shared, *anatomy.head]))
     children["head"] = head = Head(model, skeleton, paths, extras, labels=labels)
     head.words, head.linear = anatomy.words, anatomy.logits
-    return Origin(model, folder).assemble(children).train()  # what a layer shares with a skeleton was set to evaluation
+    return (
+        Origin(model, folder, seed=seed).assemble(children).train()
+    )  # what a layer shares with a skeleton was set to evaluation
+
+
+def _longest(model: Any, anatomy: Anatomy) -> tuple[int, str] | None:
+    """How many positions are learned, if a table of its own has one row for each."""
+    config, words = model.config.get_text_config(), model.get_input_embeddings()
+    most = getattr(config, _POSITIONS, None)
+    tables = [module for path in anatomy.embed if (module := model.get_submodule(path)) is not words]
+    learned = most != config.vocab_size and any(type(t) is nn.Embedding and t.num_embeddings == most for t in tables)
+    return (most, config.attribute_map.get(_POSITIONS, _POSITIONS)) if learned and isinstance(most, int) else None
 
 
 def choose_experts(layer: nn.Module, hidden: Tensor) -> None:
