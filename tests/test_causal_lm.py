@@ -176,6 +176,33 @@ def test_a_chain_is_built_to_be_trained() -> None:
     assert [name for name, module in layers.named_modules() if not module.training] == []
 
 
+def test_a_configuration_may_ask_for_tuples() -> None:
+    layers: Any = registry.model("causal_lm")(type="gpt2", n_embd=32, n_head=4, n_layer=2, vocab_size=WORDS, return_dict=False)
+    materialise(layers)
+    assert layers(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 8, WORDS)
+    assert layers[0].origin.model.config.return_dict is False
+
+
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "most", "sizes"),
+    [
+        ("gpt2", "n_positions", 4, {"n_embd": 32, "n_layer": 2, "n_head": 4}),  # fewer than small models are tried with
+        ("gpt_neo", "max_position_embeddings", 40, NEO),
+    ],
+)
+def test_no_sample_is_longer_than_the_positions_that_were_learned(kind: str, key: str, most: int, sizes: dict[str, Any]) -> None:
+    layers = registry.model("causal_lm")(type=kind, vocab_size=WORDS, **{key: most}, **sizes)
+    materialise(layers)
+    assert layers(torch.zeros(1, most, dtype=torch.int64)).shape == (1, most, WORDS)
+    with pytest.raises(
+        ValueError, match=f"^{kind}: a sample has {most + 1} tokens, the model's {key} is {most}: shorten the samples$"
+    ):
+        layers(torch.zeros(1, most + 1, dtype=torch.int64))
+
+
 def test_drawing_a_table_draws_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that holds it holds the whole model, which may be larger than a machine."""
     sizes = {"hidden_size": 32, "lru_width": 32, "intermediate_size": 48, "head_dim": 8, "num_attention_heads": 4}

@@ -251,9 +251,10 @@ class Skeleton(nn.Module):
         return found
 
 
-def without_cache(config: Any) -> Any:
-    """No forward keeps what a generation would go on from: it would be one for all layers."""
-    config.use_cache = False
+def as_run(config: Any) -> Any:
+    """No forward keeps what a generation would go on from: it would be one for all layers. Outputs have names, by which logits
+    are found."""
+    config.use_cache, config.return_dict = False, True
     return config
 
 
@@ -264,7 +265,7 @@ def skeleton_of(model: nn.Module, anatomy: Anatomy) -> Skeleton:
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     memo: dict[int, Any] = {id(layers): slots}
     memo |= {id(tensor): tensor for module in model.modules() for tensor in _all_tensors(module)}
-    memo |= {key: without_cache(copy.copy(config)) for key, config in configs.items()}
+    memo |= {key: as_run(copy.copy(config)) for key, config in configs.items()}
     return Skeleton(copy.deepcopy(model, memo), anatomy, slots, turn)
 
 

@@ -87,9 +87,10 @@ def _run(model_class: Any, config: Any) -> None:
 
 
 def _candidates(config: Any) -> Iterator[dict[str, Any]]:
-    """Its values by each rule; at last with sizes that it leaves open."""
-    whole = config.to_dict()
-    for values in (whole, _filled(whole)):
+    """Its values by each rule; at last with sizes that it leaves open, or places for more tokens than it has."""
+    whole = config.to_dict() | {"return_dict": True}  # by which logits are found, as in the chain
+    roomy = _with_places(whole)
+    for values in (whole, _filled(whole), *([roomy] if roomy != whole else [])):
         for rule in (_divided, _fewer_heads, _fixed, _as_they_are):
             yield _small(copy.deepcopy(values), rule)
 
@@ -173,6 +174,18 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
     open_sizes = {"heads": heads or None, "head": head, "experts": 4, "chosen": 2, "common": 1}
     return {
         key: _filled(value) if _is_part(value) else open_sizes.get(_role(key)) if value is None else value
+        for key, value in values.items()
+    }
+
+
+def _with_places(values: dict[str, Any]) -> dict[str, Any]:
+    """With positions for the tokens of a run."""
+    return {
+        key: _with_places(value)
+        if _is_part(value)
+        else max(value, TOKENS)
+        if _role(key) == "positions" and _is_size(value)
+        else value
         for key, value in values.items()
     }
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from hetpipe.files.messages import InputError, one_line
-from hetpipe.hf.replay.skeleton import Call, Form, features_of, options, own_tensors, without_cache
+from hetpipe.hf.replay.skeleton import Call, Form, as_run, features_of, options, own_tensors
 
 TRACED_TOKENS = 8  # tokens where there are values: a model may have places for few
 
@@ -122,7 +122,7 @@ def traced(model: nn.Module, given: Mapping[str, Tensor], form: Form | None = No
     lists = dict[str, int]()
     for path, module in model.named_modules():
         if hasattr(module, "config"):
-            without_cache(module.config)
+            as_run(module.config)
         if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{other}.") for other in lists):
             lists[path] = sum(p.numel() for p in module.parameters())
     for path in sorted(lists, key=lambda path: -lists[path]):
