@@ -210,11 +210,11 @@ def test_emulated_cards() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("3090", "cannot read '3090'; write name:memory:slowdown"),
+        ("3090", "cannot read '3090'. Write name:memory:slowdown"),
         ("0x3090:1GiB:2", "cannot read '0x3090:1GiB:2'"),
         ("3090:1GiB:0.5", "a slowdown is a number from 1"),
         ("3090:1parsec:2", "cannot read '1parsec'"),
-        ("a:1GiB:2,a:2GiB:2", "'a' has two memories or slowdowns"),
+        ("a:1GiB:2,a:2GiB:2", "'a' is given with two memories or slowdowns"),
         ("99999x9:1GiB:2", "device"),
     ],
 )
@@ -243,9 +243,9 @@ def test_adapters_that_cannot_be(text: str, wrong: str) -> None:
 
 
 def test_options_that_do_not_go_together() -> None:
-    assert "leave one of the two out" in refusal(asked, cluster="c.yaml", emulate=(CARDS,))
-    assert "with --lora none all of it trains" in refusal(asked, lora="none", base="nf4")
-    assert "says what the adapters are, and so does --lora r=4" in refusal(asked, lora="r=4", adapter="finetuned/adapter")
+    assert "Leave one of the two out" in refusal(asked, cluster="c.yaml", emulate=(CARDS,))
+    assert "with --lora none all weights train" in refusal(asked, lora="none", base="nf4")
+    assert "and --lora r=4 both describe the adapters" in refusal(asked, lora="r=4", adapter="finetuned/adapter")
     assert "did you mean 'nf4'?" in refusal(lambda: look(asked(base="nf5")))
     for rate in (float("nan"), float("inf"), -1.0):
         assert f"--lr {rate}: write a number of at least 0, such as 2e-4" in refusal(asked, rate=rate)
@@ -339,7 +339,7 @@ def test_what_is_missing_is_told_before_ranks_start(tmp_path: Path, monkeypatch:
     assert "has no template of chats" in error("tiny", "chats.jsonl", "--tokenizer", "untold")
     assert "there is no folder 'none' with a tokenizer" in error("tiny", "chats.jsonl", "--tokenizer", "none")
     assert "unknown key 'rnk'" in error("tiny", "chats.jsonl", "--lora", "rnk=3")
-    assert "file is a file: name a folder" in error("tiny", "chats.jsonl", "-o", "file")
+    assert "file is a file. Name a folder" in error("tiny", "chats.jsonl", "-o", "file")
     assert "cannot read the setting 'seed'" in error("tiny", "chats.jsonl", "--set", "seed")
     assert not Path("finetuned").exists()
     assert "it is called --length" in run("finetune", "tiny", "chats.jsonl", "--max-length", "4").err

@@ -108,7 +108,7 @@ def test_more_epochs_go_on_with_a_schedule_of_their_own(left: Left, capsys: pyte
     assert more.keys["train"]["scheduler"] == {**schedule(10), "from_step": 10}
     assert more.job.train.scheduler is not None
     assert more.job.train.scheduler.end_step == 20
-    assert "goes on from step 10 to step 20, with a schedule of its own for these" in capsys.readouterr().err
+    assert "resumes from step 10 and ends at step 20. These steps have a new schedule: a warm-up" in capsys.readouterr().err
     left.after(13, more)
     assert left.goes_on(epochs=2) == more, "interrupted, it goes on with this one"
     third = left.goes_on(epochs=3)
@@ -120,15 +120,17 @@ def test_more_epochs_go_on_with_a_schedule_of_their_own(left: Left, capsys: pyte
 def test_fewer_epochs_than_are_done_are_refused(left: Left) -> None:
     left.after(15, made(epochs=2))
     said = left.refuses()
-    assert said.startswith("finetuned holds a run that has 15 steps done, and this command is for 10. To train anew: -o anoth")
+    assert said.startswith(
+        "finetuned holds a run that has done 15 steps, and this command asks for 10. To train anew, name anoth"
+    )
 
 
 def test_another_rate_is_another_run_or_begins_at_a_step_that_is_said(left: Left) -> None:
     left.after(4, made())
     said = left.refuses(rate=1e-3)
     assert said.startswith(
-        "finetuned holds a run of another job. To train as this command says: -o another folder; beginning with what that run "
-        "has learned: --adapter finetuned/adapter, and -o another folder; to go on in this run from step 4: --set "
+        "finetuned holds a run of another job. To train as this command says, name another folder with -o; to begin there with "
+        "what that run has learned: --adapter finetuned/adapter; to resume this run from step 4: --set "
         "train.scheduler.from_step=4:\n"
     )
     assert "train.optimizer.lr was 0.0002, is 0.001" in said
@@ -152,7 +154,9 @@ def test_another_rate_is_another_run_or_begins_at_a_step_that_is_said(left: Left
 def test_another_job_is_told_by_its_keys(left: Left, options: dict[str, Any], what: str) -> None:
     left.after(4, made())
     said = left.refuses(made(**options), **options)
-    assert said.startswith("finetuned holds a run of another job. To train as this command says: -o another folder; beginning")
+    assert said.startswith(
+        "finetuned holds a run of another job. To train as this command says, name another folder with -o; to begin"
+    )
     assert what in said
 
 
@@ -170,7 +174,7 @@ def test_the_same_samples_may_be_read_otherwise(
     left.after(4, made())
     assert left.goes_on(made(**options), **options) == made(**options)
     said = capsys.readouterr().err
-    assert "note: the samples are those that the run in finetuned had, though they are read otherwise" in said
+    assert "note: the samples are the same as in the run in finetuned, though they are read in another way" in said
     assert what in said
     unknown = made(**options)._replace(content=None)
     assert what in left.refuses(unknown, **options)
@@ -191,11 +195,14 @@ def test_other_data_are_another_run(left: Left, content: Content, what: str) -> 
     for step in (4, 10):
         left.after(step, made())
         assert left.refuses(made(content)) == (
-            f"finetuned holds a run over other data: {what}. To train on these data: -o another folder; beginning with what that "
-            "run has learned: --adapter finetuned/adapter, and -o another folder"
+            f"finetuned holds a run over other data: {what}. To train on these data, name another folder with -o; to begin "
+            f"there with what "
+            "that run has learned: --adapter finetuned/adapter"
         )
     left.after(4, made(lora="none"))
-    assert "the model finetuned/model, and -o another folder" in left.refuses(made(content, lora="none"), lora="none")
+    assert "to begin there with what that run has learned: the model finetuned/model" in left.refuses(
+        made(content, lora="none"), lora="none"
+    )
 
 
 def test_what_a_run_has_learned_that_has_not_ended(left: Left) -> None:
@@ -203,8 +210,8 @@ def test_what_a_run_has_learned_that_has_not_ended(left: Left) -> None:
     left.after(4, made())
     Path("finetuned/adapter").rmdir()
     assert left.refuses(made(DATA.model_copy(update={"samples": 39}))).endswith(
-        "beginning with what that run has learned: hetpipe export-weights finetuned/job.yaml -o finetuned-adapter, then "
-        "--adapter finetuned-adapter, and -o another folder"
+        "to begin there with what that run has learned: hetpipe export-weights finetuned/job.yaml -o finetuned-adapter, then "
+        "--adapter finetuned-adapter"
     )
 
 
@@ -233,7 +240,7 @@ def test_an_adapter_is_not_left_unread_for_the_run_that_it_came_from(left: Left)
     left.state.job[BEGUN] = None
     own = made(adapter="finetuned/adapter")
     said = left.refuses(own, adapter="finetuned/adapter")
-    assert "beginning with what that run has learned: --adapter finetuned/adapter, and -o another folder:\n" in said
+    assert "to begin there with what that run has learned: --adapter finetuned/adapter:\n" in said
     assert said.endswith("  adapter.weights was None, is 'finetuned/adapter'")
 
 
@@ -244,7 +251,10 @@ def test_the_base_stays_held_as_it_was_on_other_devices(left: Left, capsys: pyte
     assert half.keys["adapter"]["base"] == "bf16"
     assert left.goes_on(half, precision="bf16").keys["adapter"]["base"] == "as-is"
     told = capsys.readouterr().err
-    assert "stays held as the run in finetuned has it, as-is (on these devices a new run holds it in bf16)" in told
+    assert (
+        "the frozen weights stay held as as-is, as in the run in finetuned (on these devices a new run would hold them as bf16)"
+        in told
+    )
     said = left.refuses(made(precision="bf16", base="bf16"), precision="bf16", base="bf16")
     assert "adapter.base was 'as-is', is 'bf16'" in said
 
@@ -275,7 +285,9 @@ def test_what_was_written_into_the_job_by_hand_is_not_lost_unsaid(left: Left, ca
     file.write_text(file.read_text().replace("checkpoint:", "checkpoint:\n  keep: 9"))
     write_job("finetuned", made(epochs=2), "it")
     said = capsys.readouterr().err
-    assert said.startswith("note: finetuned/job.yaml held another job than that of this command, which takes its place (--set ")
+    assert said.startswith(
+        "note: this command replaces the job in finetuned/job.yaml, which was another (to keep a key, give --set "
+    )
     assert "\n  checkpoint.keep was 9, is None" in said
     assert "\n  train.epochs was 1, is 2" in said
     file.write_text("{")
@@ -285,9 +297,9 @@ def test_what_was_written_into_the_job_by_hand_is_not_lost_unsaid(left: Left, ca
 
 def test_a_folder_that_cannot_be_one(left: Left) -> None:
     Path("finetuned/adapter").mkdir(parents=True)
-    assert "finetuned/adapter is there already, and no checkpoint of the run that wrote it" in left.refuses()
+    assert "finetuned/adapter exists, but finetuned has no checkpoint of the run that wrote it" in left.refuses()
     Path("file").write_text("")
-    assert "file is a file: name a folder with -o" in left.refuses(made(out="file"), out="file")
+    assert "file is a file. Name a folder with -o" in left.refuses(made(out="file"), out="file")
 
 
 # ---- jobs ----

@@ -46,18 +46,16 @@ class Asked:
     def __post_init__(self) -> None:
         if self.cluster is not None and self.emulate:
             raise InputError(
-                f"--cluster {self.cluster} and --emulate {self.emulate[0]} both say what the devices are: leave one "
-                "of the two out"
+                f"--cluster {self.cluster} and --emulate {self.emulate[0]} both describe the devices. Leave one of the two out"
             )
         if self.adapter is not None and self.lora is not None:
             raise InputError(
-                f"--adapter {self.adapter} says what the adapters are, and so does --lora {self.lora}: leave one of "
-                f"the two out (another dropout: {SETTINGS}dropout=0.05)"
+                f"--adapter {self.adapter} and --lora {self.lora} both describe the adapters. Leave one of "
+                f"the two out (for another dropout: {SETTINGS}dropout=0.05)"
             )
         if self.adapter_keys is None and self.base is not None:
             raise InputError(
-                f"--base {self.base} is of a model that stays as it is, and with --lora {NO_LORA} all of it trains: "
-                "leave one of the two out"
+                f"--base {self.base} is for frozen weights, but with --lora {NO_LORA} all weights train. Leave one of the two out"
             )
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
             raise InputError(f"--lr {self.rate}: write a number of at least 0, such as 2e-4")
@@ -111,6 +109,7 @@ def parse_columns(text: str) -> dict[str, str]:
     for key, equals, _ in pairs:
         if not key or not equals:
             raise InputError(
-                f"--columns {shown(text)}: write our name, =, and that of the data, as in prompt=question,completion=answer"
+                f"cannot read --columns {shown(text)}: write hetpipe's name, =, and the name in the data, as in "
+                "prompt=question,completion=answer"
             )
     return {key: name for key, _, name in pairs}

@@ -66,8 +66,8 @@ def _data(asked: Asked, found: Found) -> dict[str, Any]:
     if found.kind == "text" and asked.of_records:
         option = next(iter(asked.of_records))
         raise InputError(
-            f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers; the data "
-            "are plain text, all of which is learned: leave it out"
+            f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers. The data "
+            f"are plain text, of which everything is learned. Leave --{option} out"
         )
     data |= asked.of_records
     if asked.named_columns is not None:

@@ -25,14 +25,20 @@ def parse_emulated(machines: Sequence[str]) -> dict[str, Any]:
             match = _CARD.fullmatch(part.strip())
             if match is None or (match[1] is not None and int(match[1]) == 0):
                 raise InputError(
-                    f"--emulate {shown(text)}: cannot read {shown(part.strip())}; write name:memory:slowdown, as in '{EXAMPLE}'"
+                    f"--emulate {shown(text)}: cannot read {shown(part.strip())}. Write name:memory:slowdown, as in '{EXAMPLE}'"
                 )
             if match[3].strip().isdigit():
                 size = match[3].strip()
-                raise InputError(f"--emulate {shown(text)}: the memory of {shown(match[2])}, {size}, has no unit: {size}GiB?")
+                raise InputError(
+                    f"--emulate {shown(text)}: the memory of {shown(match[2])} is {size} without a unit. Write {size}GiB, if "
+                    "that is meant"
+                )
             name, kind = match[2], {"memory": match[3].strip(), "emulate": {"slowdown": float(match[4])}}
             if types.setdefault(name, kind) != kind:
-                raise InputError(f"--emulate {shown(text)}: {shown(name)} has two memories or slowdowns: give them two names")
+                raise InputError(
+                    f"--emulate {shown(text)}: {shown(name)} is given with two memories or slowdowns. Give the two cards "
+                    "different names"
+                )
             devices[name] = devices.get(name, 0) + int(match[1] or 1)
         nodes.append({"name": f"n{number}", "devices": devices})
     found = {"format": "hetpipe.cluster/1", "device_types": types, "nodes": nodes}

@@ -36,7 +36,7 @@ def continued(asked: Asked, made: Made) -> Made:
     instead. Makes nothing."""
     out, job = Path(asked.out), made.job
     if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: name a folder with -o")
+        raise InputError(f"{out} is a file. Name a folder with -o")
     check_folder(out)
     job.check_folders()
     found = list_checkpoints(job.checkpoint.folder) if job.checkpoint is not None else []
@@ -44,7 +44,8 @@ def continued(asked: Asked, made: Made) -> Made:
         target = Path(job.export.folder) if job.export is not None else None
         if target is not None and target.exists():
             raise InputError(
-                f"{target} is there already, and no checkpoint of the run that wrote it: give -o another folder, or remove {out}"
+                f"{target} exists, but {out} has no checkpoint of the run that wrote it. Name another folder with -o, or "
+                f"remove {out}"
             )
         return made
     state = read_state(found[-1])
@@ -57,7 +58,7 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
     """Give the job the schedule that the run had; where the command adds steps, another schedule begins here."""
     if state.step > made.steps:
         raise InputError(
-            f"{asked.out} holds a run that has {state.step} steps done, and this command is for {made.steps}. "
+            f"{asked.out} holds a run that has done {state.step} steps, and this command asks for {made.steps}. "
             f"{_instead(asked, made.job, 'anew')}"
         )
     keys = _with_base(asked, dict(made.keys), state)
@@ -74,7 +75,7 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
     changed = _changed(saved, own, begins=begins)
     if made.content is not None and state.data is not None and (read := [line for line in changed if line.startswith("data.")]):
         changed = [line for line in changed if line not in read]
-        warn(f"note: the samples are those that the run in {asked.out} had, though they are read otherwise:\n{listed(read)}")
+        warn(f"note: the samples are the same as in the run in {asked.out}, though they are read in another way:\n{listed(read)}")
     if changed:
         raise InputError(
             f"{asked.out} holds a run of another job. {_instead(asked, job, 'as this command says')}"
@@ -82,8 +83,9 @@ def _with_schedule(asked: Asked, made: Made, state: TrainerState) -> Made:
         )
     if begins and made.open_schedule:
         say(
-            f"the run in {asked.out} goes on from step {state.step} to step {made.steps}, with a schedule of its own for these: "
-            f"a warm-up, and a cosine down to nothing (train.scheduler.from_step: {state.step})"
+            f"the run in {asked.out} resumes from step {state.step} and ends at step {made.steps}. These steps have a new "
+            "schedule: "
+            f"a warm-up, and a cosine down to 0 (train.scheduler.from_step: {state.step})"
         )
     return made._replace(keys=keys, job=job)
 
@@ -95,7 +97,8 @@ def _with_base(asked: Asked, keys: dict[str, Any], state: TrainerState) -> dict[
     if said or was is None or section is None or section.get("base") in (None, was):
         return keys
     warn(
-        f"note: what does not train stays held as the run in {asked.out} has it, {was} (on these devices a new run holds it in "
+        f"note: the frozen weights stay held as {was}, as in the run in {asked.out} (on these devices a new run would hold "
+        "them as "
         f"{section['base']})"
     )
     return {**keys, "adapter": {**section, "base": was}}
@@ -129,7 +132,7 @@ def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
     """How the run goes on at another rate."""
     if state.step >= steps or not all(line.startswith((RATE, OF_SCHEDULE)) for line in changed):
         return ""
-    return f"; to go on in this run from step {state.step}: --set train.scheduler.from_step={state.step}"
+    return f"; to resume this run from step {state.step}: --set train.scheduler.from_step={state.step}"
 
 
 def _instead(asked: Asked, job: Job, what: str) -> str:
@@ -140,7 +143,7 @@ def _instead(asked: Asked, job: Job, what: str) -> str:
         name = f"{asked.out}-{ADAPTER if is_adapter else MODEL}"
         first = f"hetpipe export-weights {asked.out}/{JOB_FILE} -o {name}, then "
     learned = f"{first}{'--adapter' if is_adapter else 'the model'} {name}"
-    return f"To train {what}: -o another folder; beginning with what that run has learned: {learned}, and -o another folder"
+    return f"To train {what}, name another folder with -o; to begin there with what that run has learned: {learned}"
 
 
 def write_cluster(out: str, made: Made) -> None:
@@ -162,15 +165,15 @@ def _tell_replaced(file: Path, keys: dict[str, Any]) -> None:
     if changed:
         told = [f"{key} was {shown(before.get(key))}, is {shown(now.get(key))}" for key in changed]
         warn(
-            f"note: {file} held another job than that of this command, which takes its place (--set KEY=VALUE says what else it "
-            f"shall have):\n{listed(told)}"
+            f"note: this command replaces the job in {file}, which was another (to keep a key, give --set "
+            f"KEY=VALUE):\n{listed(told)}"
         )
 
 
 def write_job(out: str, made: Made, command: str, also: Path | None = None) -> Path:
     """The job, in the folder, and where else it is wanted."""
     text = (
-        f"# By: {command}\n# To change it and go on without that command, from the same folder: hetpipe train {out}/{JOB_FILE}\n"
+        f"# By: {command}\n# To change it and resume without that command, from the same folder: hetpipe train {out}/{JOB_FILE}\n"
         f"{yaml_text(made.keys)}"
     )
     _tell_replaced(Path(out) / JOB_FILE, made.keys)

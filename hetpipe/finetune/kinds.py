@@ -30,7 +30,7 @@ def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None
     records."""
     plain = [part for part in map(_plain, data) if part is not None]
     if plain and len(plain) < len(data):
-        raise InputError(f"{shown(list(data))}: some of these are plain texts, and others hold records: give one kind")
+        raise InputError(f"{shown(list(data))}: some of these are plain texts, and others hold records. Give one kind")
     if plain:
         files = [file for part in plain for file in part]
         return Found("text", {"files": files[0] if len(files) == 1 else files})
@@ -47,8 +47,8 @@ def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None
     if kind is None:
         raise InputError(
             f"{first.where} is a record with the keys {shown(list(first.value))}; expected one with {EXPECTED}, or "
-            "text; --columns says what they are called otherwise, as in --columns prompt=ask,completion=reply; "
-            "plain texts are given as .txt or .md files"
+            "text. If the keys have other names, give --columns, as in --columns prompt=ask,completion=reply. "
+            "Give plain texts as .txt or .md files"
         )
     return Found(kind, {"files" if kind == "text" else "file": names})
 

@@ -42,7 +42,7 @@ def look(asked: Asked) -> Looked:
     Job.parse(filled(draft(asked, found, cluster, cards=False), ModelFacts(), None), SOURCE)
     model = folder_of(asked.model)[0]
     if not os.path.isdir(model):
-        raise InputError(f"there is no folder {shown(asked.model)}, and it is no name of a model on Hugging Face (owner/name)")
+        raise InputError(f"there is no folder {shown(asked.model)}, and no model on Hugging Face can have that name (owner/name)")
     refuse_adapters(model, asked.model)
     if asked.adapter is not None:
         _check_adapter(asked.adapter)
@@ -56,4 +56,6 @@ def _check_adapter(named: str) -> None:
     folder, _ = cached_folder(named, (CONFIG_FILE, WEIGHTS_FILE), quiet=place().local_rank > 0)
     if not os.path.isfile(folder / CONFIG_FILE):
         what = f"it holds no {CONFIG_FILE}" if folder.exists() else "there is no such folder"
-        raise InputError(f"--adapter {shown(named)}: {what} (from {Path.cwd()}): name a folder of peft, as finetuned/adapter")
+        raise InputError(
+            f"--adapter {shown(named)}: {what} (from {Path.cwd()}). Name a folder of peft, such as finetuned/adapter"
+        )
