@@ -138,9 +138,9 @@ class TestPrecisions:
             ("P40=bf16", "p40 (pascal) cannot compute in bf16"),
             ("mine=bf16", "mine (taken to have no bf16, as its file of cards says no architecture) cannot compute in bf16"),
             ("fp8", "precision is fp32, fp16 or bf16, for all or for each device type by its name, or auto, got 'fp8'"),
-            ("t4=fp16", "--precision t4=fp16: there is no t4 among the cards, which are v100-16, 3090, p40, mine"),
+            ("t4=fp16", "--precision t4=fp16: no machine has a t4. The cards are v100-16, 3090, p40, mine"),
             ("3091=fp16", "unknown card '3091'; did you mean '3090'?"),
-            ("v100=fp16,v100-16=fp32", "two of these names are of one card"),
+            ("v100=fp16,v100-16=fp32", "two of these names mean the same card"),
         ],
     )
     def test_what_a_card_cannot_compute_in_is_refused(self, run: Command, tmp_path: Path, precision: str, message: str) -> None:
@@ -213,11 +213,14 @@ class TestCommand:
         [
             (("bert-large", "--gpus", "3091"), "unknown card '3091'; did you mean '3090'? known: 1080ti, p40,"),
             (("llama-8b", "--gpus", "t4"), "unknown model 'llama-8b'; did you mean 'llama-3-8b'? known: gpt-1.3b"),
-            (("bert-large", "--gpus", "t4", "--gpus", "t4"), "2 machines were given, and not what joins them: say it with"),
+            (
+                ("bert-large", "--gpus", "t4", "--gpus", "t4"),
+                "2 machines were given, but no network between them. Give its bandwidth",
+            ),
             (("bert-large", "--gpus", "t4,"), "cannot read the cards 't4,'"),
             (("bert-large", "--gpus", "t4", "--link", "fast"), "--link: bandwidth: cannot read 'fast'"),
-            (("bert-large", "--gpus", "t4", "--without", "l4"), "there is no l4 to leave out; the cards are t4"),
-            (("bert-large", "--gpus", "t4", "--without", "t4"), "without its t4 there is no card left"),
+            (("bert-large", "--gpus", "t4", "--without", "l4"), "--without l4: no machine has a l4. The cards are t4"),
+            (("bert-large", "--gpus", "t4", "--without", "t4"), "the machine has no other card than its t4"),
             (("bert-large", "--gpus", "t4", "--price", "t4=cheap"), "--price 't4=cheap': write a card and a number"),
             (("bert-large", "--gpus", "t4", "--price", "t4=nan"), "a price is from 0 to a billion"),
         ],
@@ -238,7 +241,7 @@ class TestCommand:
         sheet = {"memory": 8 * 2**30, "bandwidth": 288e9, "fp32": 2.2e13, "fp16": 4.4e13, "source": "a page"}
         file.write_text(json.dumps({"format": "hetpipe.cards/1", "cards": {"mine": sheet}}))
         found = run("what-if", "bert-base", "--gpus", "mine", "--without", "t4", "--cards", file, *QUICK)
-        assert (found.code, "there is no t4 to leave out; the cards are mine" in found.err) == (2, True)
+        assert (found.code, "--without t4: no machine has a t4. The cards are mine" in found.err) == (2, True)
         found = run("what-if", "bert-base", "--gpus", "t4", "--add", "mine", "--cards", file, "--json", *QUICK)
         assert json.loads(found.out)["cards"]["mine"]["source"] == "a page"
 
@@ -337,8 +340,8 @@ def test_a_file_of_any_dense_decoder_is_priced(tmp_path: Path, run: Command) -> 
             {"layer_types": ["full_attention", "linear_attention"]},
             "layer_types has 'linear_attention', which is priced",
         ),
-        ("nonsense", {}, "models of type 'nonsense' are not known; known: bert, "),
-        (["x"], {}, r"models of type \['x'\] are not known; known: bert, "),
+        ("nonsense", {}, "models of type 'nonsense' are not known. Known: bert, "),
+        (["x"], {}, r"models of type \['x'\] are not known. Known: bert, "),
     ],
 )
 def test_what_is_no_dense_decoder_is_refused_by_name(kind: Any, more: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -291,19 +291,23 @@ class TestCommand:
         ("model", "options", "message"),
         [
             ("qwen3-8b", ("--lora", "r=0"), "--lora 'r=0': r: Input should be greater than or equal to 1 (got 0)"),
-            ("qwen3-8b", ("--lora", "r=16777217"), "--lora 'r=16777217': r is at most 16777216, got 16777217"),
+            ("qwen3-8b", ("--lora", "r=16777217"), "--lora 'r=16777217': r must be at most 16777216, got 16777217"),
             ("qwen3-8b", ("--lora", "r=1.5"), "--lora 'r=1.5': r:"),
             ("qwen3-8b", ("--lora", "16"), "--lora '16': unknown key '16'"),
-            ("qwen3-8b", ("--lora", "r=16,use_dora=true"), "the lengths that use_dora trains are not counted here: leave it out"),
+            (
+                "qwen3-8b",
+                ("--lora", "r=16,use_dora=true"),
+                "what-if does not count the vectors that use_dora trains. Leave use_dora out",
+            ),
             ("qwen3-8b", ("--lora", "r=8,targets=q_proj+"), "targets are names joined by '+', or all-linear"),
             (
                 "qwen3-8b",
                 ("--lora", "r=8,targets=q_projs"),
                 "qwen3-8b has no matrix 'q_projs'; did you mean 'q_proj'? known: q_p",
             ),
-            ("qwen3-8b", ("--base", "nf4"), "--base nf4 is of a base that does not train: say with --lora r=16 that adapters do"),
+            ("qwen3-8b", ("--base", "nf4"), "--base nf4 is for weights that are frozen beside adapters. Give --lora r=16"),
             ("qwen3-8b", ("--base", "fp4", "--lora", "r=8"), "'fp4' is not one of 'as-is', 'bf16', 'int8', 'nf4'"),
-            ("gpt2", ("--lora", "r=8"), "which matrices the layers of 'gpt2' have is not known"),
+            ("gpt2", ("--lora", "r=8"), "needs the matrices of the layers, and those of 'gpt2' are not known"),
         ],
     )
     def test_what_is_refused(self, run: Command, model: str, options: tuple[str, ...], message: str) -> None:

@@ -66,7 +66,10 @@ class Question:
         """The model with its adapters; None where all of it trains. InputError where it cannot have these."""
         if self.lora is None:
             if self.base != "as-is":
-                raise InputError(f"--base {self.base} is of a base that does not train: say with --lora r=16 that adapters do")
+                raise InputError(
+                    f"--base {self.base} is for weights that are frozen beside adapters. Give --lora r=16, too, which adds "
+                    "adapters"
+                )
             return None
         return Adapted.of(self.model, self.lora, self.base)
 
@@ -333,9 +336,9 @@ def _without(machines: tuple[Machine, ...], card: str) -> tuple[Machine, ...]:
             at = machine.index(card)
             left = (*machines[:i], machine[:at] + machine[at + 1 :], *machines[i + 1 :])
             if not any(left):
-                raise InputError(f"without its {card} there is no card left")
+                raise InputError(f"the machine has no other card than its {card}, so nothing is left without it")
             return left
-    raise InputError(f"there is no {card} to leave out; the cards are {cards_text(machines)}")
+    raise InputError(f"--without {card}: no machine has a {card}. The cards are {cards_text(machines)}")
 
 
 def _with_name(more: Machine) -> str:

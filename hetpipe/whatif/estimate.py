@@ -105,7 +105,7 @@ def estimate(
 
     there = [m for m in known or _shipped() if m.card in cards]
     if not there:
-        raise InputError(f"no card that was measured is in the list of cards, so nothing can be said of {name!r}")
+        raise InputError(f"the list of cards has no card that was measured, so {name!r} cannot be estimated")
     least = min(map(unlike, there))
     source = min((m for m in there if unlike(m) == least), key=far)
     same = source.sizes == model.sizes and (source.card, source.tokens, source.precision) == (name, tokens, precision)

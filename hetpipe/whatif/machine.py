@@ -26,7 +26,7 @@ def parse_cards(text: str, cards: Cards) -> Machine:
         match = _SEVERAL.fullmatch(part.strip())
         count, name = (int(match[1]), match[2]) if match else (1, part.strip())
         if not name or not count:
-            raise InputError(f"cannot read the cards {shown(text)}; write them like '3090,2x1080ti'")
+            raise InputError(f"cannot read the cards {shown(text)}. Write them like '3090,2x1080ti'")
         if len(found) + count > MOST_DEVICES:
             raise InputError(f"{shown(text)} asks for more than {MOST_DEVICES} cards")
         found += [cards.find(name)] * count
@@ -36,7 +36,9 @@ def parse_cards(text: str, cards: Cards) -> Machine:
 def as_cluster(machines: Sequence[Machine], cards: Mapping[str, Card], link: Link, network: Link | None) -> Cluster:
     """Machines n0, n1, … (but for empty ones) with a link between the cards in each, and a network between them."""
     if sum(map(bool, machines)) > 1 and network is None:
-        raise InputError(f"{len(machines)} machines were given, and not what joins them: say it with --network '10 Gbit/s'")
+        raise InputError(
+            f"{len(machines)} machines were given, but no network between them. Give its bandwidth, such as --network '10 Gbit/s'"
+        )
     kinds = dict.fromkeys(card for machine in machines for card in machine)
     return Cluster(
         format="hetpipe.cluster/1",

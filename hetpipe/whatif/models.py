@@ -120,7 +120,7 @@ def named_model(config: Config, name: str, source: str) -> NamedModel:
     family = KINDS[config.model_type] if known else dense_kind(config)
     if family is None:
         raise InputError(
-            f"{config.path}: models of type {shown(config.model_type)} are not known; known: {', '.join(sorted(KINDS))}, and "
-            "dense decoders of transformers whose configuration says how their projections can be cut"
+            f"{config.path}: models of type {shown(config.model_type)} are not known. Known: {', '.join(sorted(KINDS))}, and "
+            "dense decoders of transformers whose configuration says how their projections can be split"
         )
     return NamedModel(name, family, *config_sizes(config, family), source, config)

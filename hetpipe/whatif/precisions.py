@@ -28,7 +28,7 @@ def parse_choice(text: str, cards: Cards) -> PrecisionChoice:
     if isinstance(given, dict):
         named = {cards.find(name): precision for name, precision in given.items()}
         if len(named) < len(given):
-            raise InputError(f"--precision {shown(text)}: two of these names are of one card")
+            raise InputError(f"--precision {shown(text)}: two of these names mean the same card")
         given = named
     return PlanOptions().changed({"precision": given}).precision or "auto"
 
@@ -45,7 +45,7 @@ def choose(choice: PrecisionChoice, profile: Profile, cluster: Cluster, cards: M
     strange = [kind for kind in given if kind not in kinds]
     if strange:
         named = f"{strange[0]}={given[strange[0]]}"
-        raise InputError(f"--precision {named}: there is no {strange[0]} among the cards, which are {', '.join(kinds)}")
+        raise InputError(f"--precision {named}: no machine has a {strange[0]}. The cards are {', '.join(kinds)}")
     wrong = {kind: p for kind, p in given.items() if p not in (*cards[kind].precisions, *profile.precisions(kind))}
     if wrong:
         cannot = "; ".join(_cannot(card, cards[card], p) for card, p in wrong.items())

@@ -105,8 +105,8 @@ def with_cards(profile: Profile, wanted: Sequence[str], cards: Mapping[str, Card
     for name in wanted:
         if not origins[name]:
             raise InputError(
-                f"the profile of {profile.model!r} was measured in {', '.join(map(str, measured))} only, in which a {name} "
-                "cannot compute"
+                f"the profile of {profile.model!r} was measured only in {', '.join(map(str, measured))}, and a {name} "
+                "cannot compute in that"
             )
     kept = tuple(rows[name, precision] for name in wanted for precision in origins[name])
     return profile.model_copy(update={"measurements": kept, "links": ()}), origins
@@ -123,7 +123,7 @@ def _by_precision(profile: Profile, cards: Mapping[str, Card]) -> dict[Precision
     if not found:
         kinds = ", ".join(sorted({m.device_type for m in profile.measurements}))
         raise InputError(
-            f"the profile of {profile.model!r} was measured on {kinds}, of which none is a known card; describe one in a file "
+            f"the profile of {profile.model!r} was measured on {kinds}. None of these is a known card. Describe one in a file "
             "for --cards"
         )
     return {precision: by_card for precision, by_card in found.items() if precision is not None or len(found) == 1}

@@ -51,7 +51,7 @@ def lora_of(text: str) -> Lora | None:
         faults = [fault.removeprefix("top level: ") for fault in explained(error)]
         raise InputError(f"--lora {shown(text)}: {'; '.join(faults)}") from None
     if section.use_dora:
-        raise InputError(f"--lora {shown(text)}: the lengths that use_dora trains are not counted here: leave it out")
+        raise InputError(f"--lora {shown(text)}: what-if does not count the vectors that use_dora trains. Leave use_dora out")
     if section.r > MOST_WIDTH:
-        raise InputError(f"--lora {shown(text)}: r is at most {MOST_WIDTH}, got {section.r}")
+        raise InputError(f"--lora {shown(text)}: r must be at most {MOST_WIDTH}, got {section.r}")
     return Lora(r=section.r, targets=() if section.targets == ALL_LINEAR else tuple(section.targets))

@@ -46,8 +46,9 @@ class Adapted:
         if not isinstance(model, NamedModel) or config is None or model.family != "llama":
             name = model.model if isinstance(model, Profile) else model.name
             raise InputError(
-                f"--lora: which matrices the layers of {shown(name)} have is not known; it is of models with a config.json whose "
-                "layers have a gate (Llama, Mistral, Qwen and the like), such as qwen3-8b"
+                f"--lora needs the matrices of the layers, and those of {shown(name)} are not known. They are known for "
+                "models with a "
+                "config.json whose layers have a gate (Llama, Mistral, Qwen and the like), such as qwen3-8b"
             )
         modules = model.modules or layer_modules(config.model_type)
         matrices = config_matrices(config, modules)
