@@ -116,7 +116,7 @@ class TestMegatron:
     def test_blocks_may_be_given(self) -> None:
         words = arguments(export(REGULAR, "megatron", blocks=(0, 6)))
         assert words[words.index("--num-layers") + 1] == "6"
-        with pytest.raises(InputError, match=r"blocks \[3, 9\) are no range of the plan's 6 layers"):
+        with pytest.raises(InputError, match=r"--blocks 3:9 is outside of the plan's 6 layers"):
             export(REGULAR, "megatron", blocks=(3, 9))
 
     def test_everything_that_is_lost_is_said(self) -> None:
@@ -210,7 +210,7 @@ class TestInput:
         assert parse_blocks("1:25") == (1, 25)
         assert parse_blocks(None) is None
         for text in ("1-25", "1:", "a:b", "-1:5", "1:²", f"1:{'9' * 5_000}"):
-            with pytest.raises(InputError, match="write LO:HI"):
+            with pytest.raises(InputError, match="Write LO:HI"):
                 parse_blocks(text)
 
 

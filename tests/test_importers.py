@@ -94,7 +94,7 @@ def test_activations_of_a_block_are_those_of_korthikanti_et_al() -> None:
 
 
 def test_fasop_says_what_it_needs(fasop: Path) -> None:
-    with pytest.raises(InputError, match="--hidden-size, --sequence-length, --attention-heads, --vocabulary would say"):
+    with pytest.raises(InputError, match="Give --hidden-size, --sequence-length, --attention-heads, --vocabulary, too"):
         import_published("fasop", [fasop], ImportOptions(model="net"))
     sizes = ImportOptions(model="nett", **FASOP_SIZES)
     with pytest.raises(InputError, match="has no model 'nett'; did you mean 'net'\\?"):
@@ -107,7 +107,7 @@ def test_fasop_says_what_it_needs(fasop: Path) -> None:
 
 
 def test_links_that_are_not_given(fasop: Path) -> None:
-    with pytest.raises(InputError, match="the link inside nodes of A10 is not known; say it: --inside 'A10=12 GB/s'"):
+    with pytest.raises(InputError, match="the link inside nodes of A10 is not known. Give it, such as --inside 'A10=12 GB/s'"):
         import_published("fasop", [fasop], ImportOptions(model="net", nodes="1xA10x2", **FASOP_SIZES))
     with pytest.raises(InputError, match="--link '5 GB/s'"):
         import_published("fasop", [fasop], ImportOptions(model="net", nodes="2xA10x1", **FASOP_SIZES))
@@ -131,7 +131,7 @@ def test_nodes_that_cannot_be_read(text: str) -> None:
 
 
 def test_absurd_numbers_of_nodes_and_sizes() -> None:
-    with pytest.raises(InputError, match="--nodes asks for 799999200000 devices, the most of a cluster are 65536"):
+    with pytest.raises(InputError, match="--nodes asks for 799999200000 devices, but a cluster may have at most 65536"):
         parse_nodes("999999xA100x800000")
     with pytest.raises(InputError, match="cannot read nodes '9{20}"):
         parse_nodes(f"{'9' * 5_000}xA100x8")
@@ -156,7 +156,7 @@ def test_layouts_and_sources_that_are_not_there(tmp_path: Path) -> None:
         import_published("sailer", [tmp_path], ImportOptions(model="net"))
     with pytest.raises(InputError, match="no such file or folder"):
         import_published("sailor", [tmp_path / "nowhere"], ImportOptions(model="net"))
-    with pytest.raises(InputError, match="sailor takes one folder, 2 were given"):
+    with pytest.raises(InputError, match="sailor takes one folder, but 2 were given"):
         import_published("sailor", [tmp_path, tmp_path], ImportOptions(model="net"))
     with pytest.raises(InputError, match="cannot read .*layer_times.json"):
         import_published("sailor", [tmp_path], ImportOptions(model="net"))

@@ -91,5 +91,7 @@ def test_metis_files_that_are_wrong(metis: Path) -> None:
         import_published("metis", [metis], ImportOptions(model="gpt", **METIS))
     with pytest.raises(InputError, match="has no file DeviceType.NAME"):
         import_published("metis", [metis.parent], ImportOptions(model="gpt", **METIS))
-    with pytest.raises(InputError, match="metis takes a folder, or a folder, a clusterfile and a hostfile; 2 were given"):
+    with pytest.raises(
+        InputError, match="metis takes a folder alone, or a folder, a clusterfile and a hostfile, but 2 paths were given"
+    ):
         import_published("metis", [metis, path], ImportOptions(model="gpt", **METIS))

@@ -154,7 +154,7 @@ def test_thousands_of_nodes_are_made_by_kinds(sailor: Path) -> None:
 
 
 def test_memory_that_no_name_says(sailor: Path) -> None:
-    with pytest.raises(InputError, match="how much memory 'fast' has is not known; say it: --memory 'fast=24 GB'"):
+    with pytest.raises(InputError, match="the memory of 'fast' is not known. Give it, such as --memory 'fast=24 GB'"):
         from_sailor(sailor, memory={})
 
 

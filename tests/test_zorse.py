@@ -129,7 +129,7 @@ def test_sizes_of_another_implementation(zorse: Path) -> None:
 def test_what_was_not_measured(zorse: Path) -> None:
     with pytest.raises(InputError, match="not measured with --sequence-length 64, but with 16, 32"):
         imported(zorse, sequence_length=64)
-    with pytest.raises(InputError, match="--sequence-length, --attention-heads, --vocabulary would say"):
+    with pytest.raises(InputError, match="Give --sequence-length, --attention-heads, --vocabulary, too"):
         import_published("zorse", [zorse], ImportOptions(model="net"))
 
 

@@ -22,7 +22,7 @@ def parse_blocks(text: str | None) -> tuple[int, int] | None:
         return None
     lo, colon, hi = text.partition(":")
     if not (colon and re.fullmatch("[0-9]{1,6}", lo) and re.fullmatch("[0-9]{1,6}", hi)):
-        raise InputError(f"cannot read the blocks {shown(text)}: write LO:HI, such as 1:25")
+        raise InputError(f"cannot read --blocks {shown(text)}. Write LO:HI, such as 1:25")
     return int(lo), int(hi)
 
 
@@ -33,7 +33,7 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
     unequal_devices(plan, cluster, lost)
     lo, hi = blocks or ((1, plan.layer_count - 1) if plan.layer_count > 2 else (0, plan.layer_count))
     if not 0 <= lo < hi <= plan.layer_count:
-        raise InputError(f"blocks [{lo}, {hi}) are no range of the plan's {plan.layer_count} layers")
+        raise InputError(f"--blocks {lo}:{hi} is outside of the plan's {plan.layer_count} layers")
     tp, pp, dp = shape.tp, shape.pp, shape.dp
     by_replica = devices_by_rank(plan, shape, lambda g: (g // (tp * pp), g // tp % pp), sort=False)
     by_stage = devices_by_rank(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=False)

@@ -25,7 +25,7 @@ __all__ = ["LAYOUTS", "ImportOptions", "Imported", "import_published", "parse_qu
 
 def _one(layout: str, sources: Sequence[Path]) -> Path:
     if len(sources) != 1:
-        raise InputError(f"{layout} takes one folder, {len(sources)} were given")
+        raise InputError(f"{layout} takes one folder, but {len(sources)} were given")
     return sources[0]
 
 

@@ -47,7 +47,9 @@ class _File(NamedTuple):
 def import_metis(sources: Sequence[Path], options: ImportOptions) -> Imported:
     """The profile of the folder, and the cluster of clusterfile and hostfile (or of the options, without them)."""
     if len(sources) not in (1, 3):
-        raise InputError(f"metis takes a folder, or a folder, a clusterfile and a hostfile; {len(sources)} were given")
+        raise InputError(
+            f"metis takes a folder alone, or a folder, a clusterfile and a hostfile, but {len(sources)} paths were given"
+        )
     options.require("Metis", "hidden_size", "sequence_length")
     files = _read(sources[0])
     first = next(iter(files.values()))

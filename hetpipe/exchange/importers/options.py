@@ -83,7 +83,7 @@ class ImportOptions:
         """InputError that names every option the layout needs and that is not given."""
         missing = [f"--{name.replace('_', '-')}" for name in names if not getattr(self, name)]
         if missing:
-            raise InputError(f"{layout}'s layout does not hold what {', '.join(missing)} would say; give it")
+            raise InputError(f"{layout}'s files do not hold everything that is needed. Give {', '.join(missing)}, too")
 
 
 def parse_quantities(link: str | None, inside: Sequence[str], memory: Sequence[str]) -> tuple[dict[str, Link], dict[str, int]]:
@@ -131,7 +131,7 @@ def parse_nodes(text: str) -> list[NodeSpec]:
         found.append(NodeSpec(int(match[1] or 1), match[2], int(match[3])))
     devices = sum(spec.nodes * spec.devices for spec in found)
     if devices > MOST_DEVICES:
-        raise InputError(f"--nodes asks for {devices} devices, the most of a cluster are {MOST_DEVICES}")
+        raise InputError(f"--nodes asks for {devices} devices, but a cluster may have at most {MOST_DEVICES}")
     return found
 
 
@@ -143,7 +143,7 @@ def memory_bytes(kind: str, options: ImportOptions) -> int:
     ending = re.search(r"[-x](\d+)$", kind)
     size = _MEMORY.get(kind, int(ending[1]) if ending else 0)
     if not size:
-        raise InputError(f"how much memory {kind!r} has is not known; say it: --memory '{kind}=24 GB'")
+        raise InputError(f"the memory of {kind!r} is not known. Give it, such as --memory '{kind}=24 GB'")
     return size * 10**9
 
 
@@ -189,9 +189,11 @@ def given_cluster(options: ImportOptions) -> Cluster | None:
     specs = parse_nodes(options.nodes)
     missing = sorted({s.kind for s in specs if s.devices > 1 and s.kind not in options.inside})
     if missing:
-        raise InputError(f"the link inside nodes of {', '.join(missing)} is not known; say it: --inside '{missing[0]}=12 GB/s'")
+        raise InputError(
+            f"the link inside nodes of {', '.join(missing)} is not known. Give it, such as --inside '{missing[0]}=12 GB/s'"
+        )
     if link is None:
-        raise InputError("the link between nodes is not known; say it: --link '5 GB/s'")
+        raise InputError("the link between nodes is not known. Give it, such as --link '5 GB/s'")
     return make_cluster(specs, options, lambda kind: options.inside[kind], lambda a, b: link)
 
 

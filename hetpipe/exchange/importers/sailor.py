@@ -117,7 +117,7 @@ def curve_link(curve: Any, where: str) -> Link:
     seconds = np.where(there, size / np.where(there, rate, 1.0), np.inf)
     first = int(np.argmin(seconds))
     if not np.isfinite(seconds[first]):
-        raise InputError(f"{where}: the bandwidth is nowhere positive")
+        raise InputError(f"{where}: the bandwidth is not positive at any size")
     seconds = np.maximum.accumulate(seconds[first:])
     return Link(points=tuple((round(s), float(t)) for s, t in zip(size[first:], seconds, strict=True)))
 

@@ -86,7 +86,8 @@ def read_sizes(stats: dict[str, Any], options: ImportOptions) -> TransformerSize
     if rest < 0:
         raise InputError(
             f"model_stats.json: {options.model} has {total} parameters, but {layers} layers of {each} and a head of "
-            f"--vocabulary {options.vocabulary} x {hidden} are {total - rest}; give the vocabulary that it was counted with"
+            f"--vocabulary {options.vocabulary} x {hidden} are {total - rest}. Give the vocabulary with which the parameters "
+            "were counted"
         )
     return TransformerSizes(hidden, layers, each, rest, head)
 
