@@ -213,7 +213,7 @@ def test_ranks_with_other_numbers_are_told(base: Path, tmp_path: Path) -> None:
 
     layers, parts = parts_of(lambda: make(base), (2, 2, 1))
     strange = parts_of(lambda: make(other), (4, 1))[1]
-    told = r" have other numbers of 'embed\.\S*weight', of the model that adapters were added to: let all hosts have the same"
+    told = r" have different numbers in 'embed\.\S*weight' of the model beside the adapters. Give all hosts the same"
     with pytest.raises(InputError, match=rf"^rank 0 on host a and rank 3 on host b{told}"):
         numbers_of_base(layers, together([*parts, *strange], hosts=("a", "a", "a", "b", "b")))
     with pytest.raises(InputError, match=rf"^rank 0 and rank 1{told}"):
@@ -234,7 +234,7 @@ def test_what_is_known_in_another_way_is_not_compared() -> None:
     mixed = of(("a.w", "read", "1"), ("a.v", "held", "2"))
     assert mixed.layers["a"].startswith("both:")
     short = saved.model_copy(update={"digest": "0" * 32})
-    with pytest.raises(InputError, match="with other numbers, under the same names and shapes: give the model the weights"):
+    with pytest.raises(InputError, match="with other numbers, under the same names and shapes. Give the model the weights"):
         check_numbers(short, saved, "c")
 
 
@@ -256,7 +256,7 @@ def test_a_job_goes_on_beside_the_same_numbers_only(base: Path, tmp_path: Path) 
     job_of(made, folder, {"r": 4, "base": "nf4", "use_dora": True}, ({"cuts": [5], "sizes": [6]},))
     assert len(runs.alone(file, "train.steps=3").losses) == 1
     changed(folder, folder)
-    with pytest.raises(InputError, match="; layer 'embed' is the first that differs: give the model the weights that it had"):
+    with pytest.raises(InputError, match="; layer 'embed' is the first that differs. Give the model the weights that it had"):
         runs.alone(file, "train.steps=4")
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_began_in_a_folder_goes_on_from_its_checkpoint(
     result = train_rank(Job.read(file))
     assert result is not None
     assert len(result.losses) == 2
-    assert f"note: adapter.weights ({folder}) is not read: the run goes on from {saved}" in capsys.readouterr().err
+    assert f"note: adapter.weights ({folder}) is not read, because the run resumes from {saved}" in capsys.readouterr().err
     ended = run("export-weights", file, "-o", tmp_path / "out")
     assert ended.code == 0, ended.err
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["r"] == 2
@@ -80,8 +80,8 @@ def test_a_run_that_began_in_a_folder_goes_on_from_its_checkpoint(
     (tmp_path / "others").mkdir()
     with pytest.raises(
         InputError,
-        match=f"began with those in '{folder}': to begin with those in {tmp_path}/others, name "
-        f"another checkpoint.folder; to go on with that run, write adapter.weights: {folder}",
+        match=f"began with the adapters in '{folder}'. To begin with the adapters in {tmp_path}/others, name "
+        f"another checkpoint.folder. To resume that run, write adapter.weights: {folder}",
     ):
         train_rank(Job.read(file, [f"adapter.weights={tmp_path / 'others'}"]))
     written = build_layers(generate._job_of(said_of(stored_at(saved)), stored_at(saved)))
@@ -98,7 +98,7 @@ def test_a_run_of_new_adapters_does_not_go_on_as_one_from_a_folder(base: Path, t
     file = job_of(Folder(tmp_path), base, {"r": 2, "alpha": 6, "targets": ["q_proj"]}, ONE)
     for _ in range(2):
         train_rank(Job.read(file, ["train.steps=2"]))
-    with pytest.raises(InputError, match=r"began with new adapters: to begin .* to go on with that run, leave adapter.weights"):
+    with pytest.raises(InputError, match=r"began with new adapters. To begin .* To resume that run, leave adapter.weights"):
         train_rank(Job.read(file, [f"adapter={{weights: {folder}}}"]))
 
 
@@ -180,7 +180,7 @@ def test_a_note_says_when_they_were_trained_beside_another_base(
         check_begun(job, alone())
         err = capsys.readouterr().err
         assert (
-            f"note: the adapters in {folder} were trained beside 'owner/model' (base_model_name_or_path), and go on beside "
+            f"note: the adapters in {folder} were trained beside 'owner/model' (base_model_name_or_path), and now train beside "
             f"{str(base)!r} (model.args.weights)" in err
         ) == noted, named
 
@@ -190,5 +190,5 @@ def test_ranks_with_other_folders_of_this_name_are_told(base: Path, tmp_path: Pa
     job = Job.read(job_of(Folder(tmp_path), base, {"weights": str(folder)}, ONE))
     world = replace(alone(), ranks=(0, 1))
     monkeypatch.setattr(type(world), "gather", lambda _, mine: [mine, "another"])
-    with pytest.raises(InputError, match=r"the files in .*begun are others on rank 1 \(another\) than on rank 0 \(\w{16}\)"):
+    with pytest.raises(InputError, match=r"the files in .*begun differ between rank 1 \(another\) and rank 0 \(\w{16}\)"):
         check_begun(job, world)

@@ -192,7 +192,8 @@ def test_weights_are_not_written_beside_another_configuration(kind: str, tmp_pat
     with pytest.raises(InputError) as caught:
         run.export()
     assert str(caught.value).endswith(
-        "was saved with another configuration of its model; set it back, in the model's config.json or in model.args of the "
+        "was saved with another configuration of its model. Set these keys back in the model's config.json, or in model.args "
+        "of the "
         f"job:\n  model.config.rms_norm_eps was {was['rms_norm_eps']}, is 0.25"
     )
     file.write_text(json.dumps({**config, "use_cache": False}))

@@ -123,7 +123,9 @@ def test_the_newest_are_kept_and_incomplete_ones_are_nothing(tmp_path: Path) -> 
 def test_messages(tmp_path: Path) -> None:
     whole = net()
     saved = checkpoint.save(tmp_path, 1, whole, torch.optim.SGD(whole.parameters(), lr=0.1), {}, ALONE, keep=1)
-    with pytest.raises(InputError, match=r"is of something else; .*\n  '0.weight' has shape \(4, 3\), in the model \(5, 3\)"):
+    with pytest.raises(
+        InputError, match=r"holds another model or optimizer; .*\n  '0.weight' has shape \(4, 3\), in the model \(5, 3\)"
+    ):
         checkpoint.load(saved, net(width=5), None, ALONE)
     with pytest.raises(InputError, match="it has no '4.weight', which the model has"):
         checkpoint.load(saved, nn.Sequential(*net(), nn.Linear(2, 2)), None, ALONE)
@@ -185,7 +187,7 @@ def test_what_is_no_state_at_all(tmp_path: Path, text: str) -> None:
 
 def test_a_state_that_was_cut_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text('{"format": "hetpipe.checkpoint/1", "st')
-    with pytest.raises(InputError, match=r"Unterminated string .*; remove this checkpoint to go on from the one before$"):
+    with pytest.raises(InputError, match=r"Unterminated string .*; remove this checkpoint to resume from the one before$"):
         checkpoint.read_state(tmp_path)
 
 
@@ -320,9 +322,11 @@ def test_messages_of_a_run_that_cannot_go_on(tmp_path: Path) -> None:
         assert caught.value.resume == "", "not from that one"
         return str(caught.value)
 
-    assert f"checkpoint {saved} was saved with the optimizer AdamW, the job has SGD" in message("train.optimizer.name=SGD")
-    assert "was saved with the scheduler CosineAnnealingLR, the job has None" in message("train.scheduler=")
-    assert "is of other data: there were 50 samples to train on, and there are 60. Set back" in message("data.args.samples=60")
+    assert f"checkpoint {saved} was saved with the optimizer AdamW, but the job has SGD" in message("train.optimizer.name=SGD")
+    assert "was saved with the scheduler CosineAnnealingLR, but the job has None" in message("train.scheduler=")
+    assert "was saved over other data: there were 50 samples to train on, and there are 60. To resume, set back" in message(
+        "data.args.samples=60"
+    )
     assert "checkpoint.resume is false, but" in message("checkpoint.resume=false")
     own = runs.file.read_text()
     narrow = {"name": "mlp", "args": {"layers": 4, "width": 8, "inputs": 8, "outputs": 4}}
@@ -338,7 +342,7 @@ def test_messages_of_a_run_that_cannot_go_on(tmp_path: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit
     state.write_text(json.dumps(whole))
-    told = f"checkpoint {saved} is not as it was written; remove it to go on from the one before:\n  {file.name} has other"
+    told = f"checkpoint {saved} is not as it was written; remove it to resume from the one before:\n  {file.name} has other"
     assert told in message()
     older_version(saved)
     file.write_bytes(b"half")

@@ -176,7 +176,7 @@ def test_a_loop_that_does_not_say_its_data_is_told_so(origin: Path, monkeypatch:
             capfd.readouterr()
             hetpipe.load_checkpoint(engine, optimizer, "silent", data=loaded)
             said = capfd.readouterr().err
-            assert (f"is not looked at: give {told} data=, the loop's data set" in said) if told else not said
+            assert (f"To compare them, give {told} data=, the loop's data set" in said) if told else not said
 
 
 def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, monkeypatch: Any, capfd: Any) -> None:
@@ -191,14 +191,16 @@ def test_a_loop_that_goes_on_from_a_job_compares_what_that_says(origin: Path, mo
         unscheduled: dict[str, Any] = {"scheduler": None, "scheduler_state": None, "scheduled": []}
         state = {**STATE, **unscheduled, "optimizer": "SGD", "data": content_of(rows, {}).model_dump(mode="json"), "job": job}
         checkpoint.save("of-a-job", 7, engine.stage, optimizer, state, engine.world, keep=1)
-        with pytest.raises(InputError, match=r"is of other data: sample 0 is another. Set back what has changed to go on, or"):
+        with pytest.raises(
+            InputError, match=r"was saved over other data: sample 0 is another. To resume, set back what has changed, or"
+        ):
             hetpipe.load_checkpoint(engine, optimizer, "of-a-job", data=others)
         capfd.readouterr()
         assert hetpipe.load_checkpoint(engine, optimizer, "of-a-job") == 7
         said = capfd.readouterr().err
-        assert "was saved, and goes on as it is now:\n  global_batch was 6, is 4\n" in said
-        assert "is not looked at: give load_checkpoint data=" in said
+        assert "was saved. The run resumes with the new values:\n  global_batch was 6, is 4\n" in said
+        assert "To compare them, give load_checkpoint data=" in said
         with pytest.raises(InputError, match="saved with another optimizer: optimizer was 'SGD', is 'Adam'"):
             hetpipe.load_checkpoint(engine, torch.optim.Adam(engine.parameters()), "of-a-job", data=rows)
-    with pytest.raises(InputError, match=r"is of a loop of one's own \(hetpipe.save_checkpoint\), which says no place"):
+    with pytest.raises(InputError, match=r"comes from a loop of your own \(hetpipe.save_checkpoint\). It stores no position"):
         read_state(list_checkpoints("own")[-1])

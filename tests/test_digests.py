@@ -43,7 +43,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "all": (Path.unlink, r"\S+ cannot be read: No such file or directory"),
     "another": (
         lambda file: file.with_name("b.safetensors").write_bytes(file.read_bytes()),
-        r"b\.safetensors was not written with it",
+        r"b\.safetensors was not written with the checkpoint",
     ),
 }
 
@@ -54,7 +54,7 @@ def test_a_damaged_file_is_named_and_nothing_of_it_is_loaded(tmp_path: Path, kin
     (file,) = saved.glob("*.safetensors")
     harm, fault = DAMAGE[kind]
     harm(file)
-    words = rf"^checkpoint {saved} is not as it was written; remove it to go on from the one before:\n  {fault}$"
+    words = rf"^checkpoint {saved} is not as it was written; remove it to resume from the one before:\n  {fault}$"
     with pytest.raises(InputError, match=words):
         loaded(saved, ADAM)
 
@@ -79,7 +79,7 @@ def test_a_shard_says_which_it_is_and_what_is_whole_says_nothing(tmp_path: Path)
         said += json.loads((saved / STATE_FILE).read_text())["files"].values()
     assert [entry.pop("shard", None) for entry in said] == [None, [1, 2]]
     assert all(entry.keys() == {"size_bytes", "blake2b"} for entry in said)
-    with pytest.raises(InputError, match=r"is of tensor-parallel stages, .* yet: \S+\.safetensors holds shard 1 of 2$"):
+    with pytest.raises(InputError, match=r"holds tensor-parallel stages, .* yet: \S+\.safetensors holds shard 1 of 2$"):
         checkpoint.load(saved, whole, optimizer, ALONE)
     entry = {"size_bytes": 1, "blake2b": "0" * 64, "shard": [2, 2]}
     with pytest.raises(InputError, match=r"shard 2 of 2: expected the number of one of two or more, from 0 on"):
@@ -96,7 +96,9 @@ def test_a_state_that_was_changed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         loaded(saved, ADAM)
     assert str(caught.value).startswith(f"{file} is not as it was written: its digest is ")
-    assert str(caught.value).endswith(f"{state['digest'][:16]}… was written; remove this checkpoint to go on from the one before")
+    assert str(caught.value).endswith(
+        f"{state['digest'][:16]}… was written; remove this checkpoint to resume from the one before"
+    )
 
 
 def test_the_digest_is_of_the_values_that_json_gives_back() -> None:

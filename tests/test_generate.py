@@ -269,9 +269,12 @@ def test_what_is_no_language_model_or_no_run(tmp_path: Path, run: Command) -> No
     saved(tmp_path / "t5", "t5", {"weights": str(tmp_path / "source")})
     assert "is a T5ForConditionalGeneration and no causal language model" in refusal(run, tmp_path / "t5", "w3")
     (tmp_path / "empty").mkdir()
-    assert "empty is no checkpoint, and holds none" in refusal(run, tmp_path / "empty", "w3")
-    assert f"holds none (folders step-… with a trainer.json): {tmp_path / 'mlp'} does; name that" in refusal(run, tmp_path, "w3")
-    assert "it holds weights as transformers and peft load them; name the run's job" in refusal(run, tmp_path / "source", "w3")
+    assert "empty is no checkpoint and holds no checkpoints" in refusal(run, tmp_path / "empty", "w3")
+    assert (
+        f"holds no checkpoints (folders step-… with a trainer.json). {tmp_path / 'mlp'} holds some: name that folder"
+        in refusal(run, tmp_path, "w3")
+    )
+    assert "It holds weights as transformers and peft load them. Name the run's job" in refusal(run, tmp_path / "source", "w3")
     assert "nowhere" in refusal(run, tmp_path / "nowhere", "w3")
     loop = registry.model("mlp")(**mlp)
     own = {key: value for key, value in STATE.items() if key in ("scheduler", "scheduler_state", "scheduled")}

@@ -256,6 +256,6 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^name a job, or a checkpoint with --checkpoint$"):
         export_weights_command(tmp_path / "out")
     (tmp_path / "step-00000001").mkdir()
-    with pytest.raises(InputError, match=r"step-00000001 is no checkpoint, and holds none \(folders step-… with"):
+    with pytest.raises(InputError, match=r"step-00000001 is no checkpoint and holds no checkpoints \(folders step-… with"):
         export_weights_command(tmp_path / "out", job, checkpoint=tmp_path / "step-00000001")
     assert not (tmp_path / "out").exists()

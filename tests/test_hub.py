@@ -215,5 +215,5 @@ def test_ranks_with_other_revisions_are_named(two: Path, monkeypatch: pytest.Mon
     check_same_revision(layers, alone())
     world = replace(alone(), ranks=(0, 1))
     monkeypatch.setattr(type(world), "gather", lambda _, mine: [mine, FIRST])
-    with pytest.raises(InputError, match=f"other revisions of the model: rank 0 {SECOND}, rank 1 {FIRST}; name one"):
+    with pytest.raises(InputError, match=f"different revisions of the model: rank 0 has {SECOND}, rank 1 has {FIRST}. Write one"):
         check_same_revision(layers, world)

@@ -66,7 +66,7 @@ def test_many_samples_are_looked_at_by_one_rank_and_by_a_loop_once() -> None:
     assert content_in(data, one_rank()) == content_in(DataSplits(train=data), one_rank()) == many
     assert len(read) < 2 * MANY_SAMPLES
     assert content_in(None, one_rank()) is None
-    with pytest.raises(InputError, match="data is a int: give a map-style data set"):
+    with pytest.raises(InputError, match="data is a int. Give a map-style data set"):
         content_in(3, one_rank())
 
 

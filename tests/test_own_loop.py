@@ -79,12 +79,12 @@ def check_saving(result: dict[str, Any], folder: Path) -> None:
     assert "this is not a state of the model:\n  it has '99.weight', which the model has not" in surplus
     assert f"\n  {name!r} has shape (1, 2, 3), in the model (" in shape
     assert lacks.endswith(f"\n  it has no {name!r}")
-    assert "is of something else; name another folder to start anew:\n" in plain
+    assert "holds another model or optimizer; name another folder to start anew:\n" in plain
     assert "it has momentum_buffer; the job's optimizer keeps nothing" in plain
-    was = f"checkpoint {folder}/step-00000003 was saved with the scheduler ExponentialLR, and load_checkpoint was given "
-    assert none == f"{was}no scheduler: give it the same one, or name another folder to start anew"
-    assert other == f"{was}the scheduler StepLR: give it the same one, or name another folder to start anew"
-    assert odd.startswith("the state of the scheduler ExponentialLR cannot be saved, since ")
+    was = f"checkpoint {folder}/step-00000003 was saved with the scheduler ExponentialLR, but load_checkpoint was given "
+    assert none == f"{was}no scheduler. Give it the same one, or name another folder to start anew"
+    assert other == f"{was}the scheduler StepLR. Give it the same one, or name another folder to start anew"
+    assert odd.startswith("the state of the scheduler ExponentialLR cannot be saved, because ")
     assert odd.endswith("\n  seen, a Tensor")
     assert apart == "save_checkpoint was given the scheduler ExponentialLR on rank 0, and no scheduler on rank 1"
 

@@ -114,5 +114,5 @@ def test_each_rank_goes_on_with_its_own_schedule(tmp_path: Path) -> None:
             assert whole.keys() == resumed.keys()
             assert all(torch.equal(whole[name], value) for name, value in resumed.items()), rank
         for words in found[1::2]:
-            assert "a schedule for each stage of the plan under which it was saved, since they differ, and none for" in words
-            assert "layers '0' to '3': go on under that plan, or give the optimizer of every rank the same groups with" in words
+            assert "a different schedule for each stage of the plan under which it was saved, and none for" in words
+            assert "layers '0' to '3'. Resume under that plan, or give the optimizer of every rank the same groups with" in words

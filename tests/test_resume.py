@@ -87,7 +87,7 @@ def test_what_an_optimizer_did_not_train_has_no_state(tmp_path: Path) -> None:
 def test_another_kind_of_optimizer_state_is_refused(tmp_path: Path, before: Any, after: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         loaded(saved_by(tmp_path, before), after)
-    assert f"is of something else; name another checkpoint.folder to start anew:\n  {message}\n" in str(caught.value)
+    assert f"holds another model or optimizer; name another checkpoint.folder to start anew:\n  {message}\n" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_tensor_that_was_lost_is_missed(tmp_path: Path, key: str) -> None:
     with pytest.raises(InputError) as caught:
         loaded(saved, ADAM)
     assert str(caught.value) == (
-        f"checkpoint {saved} holds {len(left)} tensors, and {len(left) + 1} were saved: a file is missing, or was changed; "
-        "remove it to go on from the one before"
+        f"checkpoint {saved} holds {len(left)} tensors, but {len(left) + 1} were saved. A file is missing or has been changed; "
+        "remove it to resume from the one before"
     )
 
 
@@ -169,7 +169,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 )
 def test_what_a_run_goes_on_with_is_said(changes: dict[str, Any], said: str | None) -> None:
     heard = compare(changed(), changed(**changes), Path("saved/step-00000002"), step=2)
-    start_of_it = "note: the job has changed since saved/step-00000002 was saved, and goes on as it is now:\n"
+    start_of_it = "note: the job has changed since saved/step-00000002 was saved. The run resumes with the new values:\n"
     assert heard == (None if said is None else start_of_it + said)
 
 
@@ -189,7 +189,7 @@ def test_what_a_run_cannot_go_on_with_is_refused_with_both_values(changes: dict[
         compare(changed(), changed(**changes), Path("saved/step-00000002"), step=2)
     begin = "" if "dtype" in refused else "; to go on with another schedule, let it begin here: train.scheduler.from_step=2"
     assert str(caught.value) == (
-        "checkpoint saved/step-00000002 is of another job; set these back, or name another checkpoint.folder to start "
+        "checkpoint saved/step-00000002 belongs to another job. Set these keys back, or name another checkpoint.folder to start "
         f"anew{begin}:\n  {refused}"
     )
 
@@ -228,7 +228,9 @@ def test_a_changed_rate_is_the_one_that_trains(tmp_path: Path, capfd: pytest.Cap
     with pytest.raises(RankFailure, match="train.optimizer.lr was 0.01, is 0.002") as caught:
         run("train.steps=4", "train.optimizer.lr=0.002")
     assert caught.value.exit_code == 2
-    with pytest.raises(RankFailure, match="from_step is 1, at which this schedule takes the place of another, and the newest"):
+    with pytest.raises(
+        RankFailure, match="from_step is 1, so this schedule would replace another from that step on, but the newest"
+    ):
         run("train.steps=4", "train.scheduler.from_step=1")
     scheduler = ("train.scheduler.from_step=2", "train.scheduler.warmup_steps=0", "train.scheduler.T_max=2")
     anew = ("train.optimizer.lr=0.002", *scheduler)
@@ -352,7 +354,7 @@ def test_such_a_step_is_left_out_or_taken_but_never_saved(tmp_path: Path, capfd:
     settings = ["train.on_nonfinite=ignore", f"checkpoint.folder={tmp_path}/ignored"]
     result = run_everywhere(Job.read(folder.path / "job.yaml", settings), train_rank)
     assert [loss == loss for loss in result.losses] == [True, True, False, False, False, False]
-    assert "note: step 6 is not saved: its parameters are not finite" in capfd.readouterr().err
+    assert "note: step 6 is not saved, because its parameters are not finite" in capfd.readouterr().err
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "ignored")] == ["step-00000001", "step-00000002"]
     assert [line["loss"] for line in folder.lines("log/metrics.jsonl")] == [result.losses[1], None, None]
     assert json.loads((tmp_path / "log/summary.json").read_text())["last_loss"] is None

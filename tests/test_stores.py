@@ -189,7 +189,7 @@ def test_what_is_not_as_it_was_written_is_told_and_not_read() -> None:
     saved_by_three(store, 2)
     (found,), parts = complete(store), store.held["step-00000002"]
     whole = dict(parts)
-    told = "checkpoint memory:step-00000002 is not as it was written; remove it to go on from the one before:\n  "
+    told = "checkpoint memory:step-00000002 is not as it was written; remove it to resume from the one before:\n  "
     parts[SECOND] = whole[SECOND][:-1] + b"?"
     assert refused(found).startswith(f"{told}{SECOND} has other content: its digest is ")
     parts[SECOND] = whole[SECOND][:-1]
@@ -198,6 +198,6 @@ def test_what_is_not_as_it_was_written_is_told_and_not_read() -> None:
     del parts[SECOND]
     assert refused(found) == f"{told}{SECOND} cannot be read: No such part"
     parts |= {SECOND: whole[SECOND], "other": b""}
-    assert refused(found) == f"{told}other was not written with it"
+    assert refused(found) == f"{told}other was not written with the checkpoint"
     parts[STATE] = whole[STATE].replace(b'"step": 2', b'"step": 3')
     assert refused(found).startswith("memory:step-00000002/state is not as it was written: its digest is ")

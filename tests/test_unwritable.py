@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_made_and_a_disk_that_cannot_be_read(tmp_path: P
     with pytest.raises(InputError) as refused:
         loaded(saved, ADAM)
     assert str(refused.value) == (
-        f"cannot read checkpoint {saved}: OSError: [Errno 5] Input/output error; remove it to go on from the one before"
+        f"cannot read checkpoint {saved}: OSError: [Errno 5] Input/output error; remove it to resume from the one before"
     )
 
 

@@ -205,8 +205,8 @@ def read_state(checkpoint: Path | Stored) -> TrainerState:
     data = found.describe()
     if isinstance(data, Mapping) and "steps" in data and "sampler" not in data:
         raise InputError(
-            f"checkpoint {found} is of a loop of one's own (hetpipe.save_checkpoint), which says no place in the "
-            "data from which a job's run could go on: name another checkpoint.folder"
+            f"checkpoint {found} comes from a loop of your own (hetpipe.save_checkpoint). It stores no position in the "
+            "data, so a job's run cannot resume from it. Name another checkpoint.folder"
         )
     return TrainerState.whole(data, found.source)
 
@@ -220,7 +220,7 @@ def read_whole(checkpoint: Stored, world: World | None = None, take: Take | None
     own = dict([*files.items()][world.ranks.index(world.rank) :: len(world.ranks)])
     faults = [fault for part in world.gather(damage(checkpoint.open, own, take)) for fault in part]
     if state.files is not None and world.is_main:
-        faults += [f"{name} was not written with it" for name in checkpoint.parts() if name not in files]
+        faults += [f"{name} was not written with the checkpoint" for name in checkpoint.parts() if name not in files]
     faults = world.first(faults)
     if faults:
         raise InputError(f"checkpoint {checkpoint} is not as it was written; {REMOVE}:\n{listed(faults)}")
@@ -228,7 +228,7 @@ def read_whole(checkpoint: Stored, world: World | None = None, take: Take | None
         if file.shard is not None:
             number, degree = file.shard
             raise InputError(
-                f"checkpoint {checkpoint} is of tensor-parallel stages, which cannot be trained yet: {name} holds "
+                f"checkpoint {checkpoint} holds tensor-parallel stages, which cannot be trained yet: {name} holds "
                 f"shard {number} of {degree}"
             )
     return state
@@ -242,7 +242,7 @@ def tensors_in(checkpoint: Stored, count: int | None) -> PartTensors:
         raise InputError(f"cannot read checkpoint {checkpoint}: {error}; {REMOVE}") from error
     if count is not None and len(found) != count:
         raise InputError(
-            f"checkpoint {checkpoint} holds {len(found)} tensors, and {count} were saved: a file is missing, or was "
+            f"checkpoint {checkpoint} holds {len(found)} tensors, but {count} were saved. A file is missing or has been "
             f"changed; {REMOVE}"
         )
     return found
@@ -280,7 +280,7 @@ def load(
             faults += optimizer_faults(stage, optimizer, available, keeps)
     faults = list(dict.fromkeys(fault for part in world.gather(faults) for fault in part))
     if faults:
-        raise InputError(f"checkpoint {checkpoint} is of something else; {advice}:\n{listed(faults)}")
+        raise InputError(f"checkpoint {checkpoint} holds another model or optimizer; {advice}:\n{listed(faults)}")
     try:
         _by_each(world, lambda: available.read_into(wanted))
     except OSError as error:

@@ -22,7 +22,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=32)
 _THREADS = 4  # hashing lets others run, and a disk gives one reader less than it can
 PIECE_BYTES = 1 << 22  # hashed in some milliseconds: long beside the microseconds that handing it to a thread takes
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-REMOVE = "remove it to go on from the one before"  # of a checkpoint that is damaged
+REMOVE = "remove it to resume from the one before"  # of a checkpoint that is damaged
 
 
 def _one_of_several(shard: tuple[int, int]) -> tuple[int, int]:

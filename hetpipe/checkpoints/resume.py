@@ -88,20 +88,24 @@ def compare(
         refused += configured
     if refused:
         raise InputError(
-            f"checkpoint {checkpoint} is of another job; set these back, or name another checkpoint.folder to start anew"
+            f"checkpoint {checkpoint} belongs to another job. Set these keys back, or name another checkpoint.folder to "
+            "start anew"
             f"{_of_schedule(refused, scheduled, step)}:\n{listed([told[key] for key in refused])}"
         )
     if not changed:
         return None
     if "train.seed" in told:
         told["train.seed"] += " (the order of the samples stays that of the old one)"
-    return f"note: the job has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"
+    lines = listed(list(told.values()))
+    return f"note: the job has changed since {checkpoint} was saved. The run resumes with the new values:\n{lines}"
 
 
 def refuse_other_data(saved: Content | None, own: Content | None, checkpoint: Path | Stored, advice: str) -> None:
     """InputError where a run would go on over other data, as far as both are known."""
     if saved is not None and own is not None and (told := own.other(saved)):
-        raise InputError(f"checkpoint {checkpoint} is of other data: {told}. Set back what has changed to go on, or {advice}")
+        raise InputError(
+            f"checkpoint {checkpoint} was saved over other data: {told}. To resume, set back what has changed, or {advice}"
+        )
 
 
 def check_data(job: Job, content: Content, world: World) -> int:
@@ -229,7 +233,7 @@ class Saved:
         if not self.section.resume:
             raise InputError(
                 f"checkpoint.resume is false, but {self._store} holds checkpoints of an earlier run (the newest is "
-                f"{newest.name}), among which new ones would be lost; name another folder, or remove that one"
+                f"{newest.name}), which new ones would mix with. Name another folder, or remove that one"
             )
         state = world.together(lambda: checkpoint.read_state(newest))
         note = self._compared(newest, state)
@@ -251,8 +255,8 @@ class Saved:
         for what, saved in (("optimizer", state.optimizer), ("scheduler", state.scheduler)):
             if saved != own[what] and not (anew and what == "scheduler"):
                 raise InputError(
-                    f"checkpoint {newest} was saved with the {what} {saved}, the job has {own[what]}: go on with the "
-                    "same one, or name another checkpoint.folder to start anew"
+                    f"checkpoint {newest} was saved with the {what} {saved}, but the job has {own[what]}. Take the "
+                    "same one to resume, or name another checkpoint.folder to start anew"
                 )
         if not anew:
             state.check(own["scheduler_state"], len(self.run.optimizer.param_groups), newest.source)
@@ -267,9 +271,9 @@ class Saved:
         if state is None or state.step != begin:
             found = f"the newest checkpoint, {newest}, is of step {state.step}" if state is not None else "there is no checkpoint"
             raise InputError(
-                f"train.scheduler.from_step is {begin}, at which this schedule takes the place of another, and "
-                f"{found}: "
-                "leave it out, or write the step of that checkpoint"
+                f"train.scheduler.from_step is {begin}, so this schedule would replace another from that step on, but "
+                f"{found}. "
+                "Leave from_step out, or write the step of the newest checkpoint"
             )
         return True
 
@@ -292,7 +296,7 @@ class Saved:
         engine = self.run.engine
         if not engine.parameters_are_finite():
             if engine.world.is_main:
-                warn(f"note: step {step} is not saved: its parameters are not finite")
+                warn(f"note: step {step} is not saved, because its parameters are not finite")
             return None
         extra = {
             "loss": loss if math.isfinite(loss) else None,

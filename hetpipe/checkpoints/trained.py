@@ -27,7 +27,9 @@ def find_checkpoint(place: str | os.PathLike[str] | Store) -> Stored:
         return itself
     found = checkpoint.complete(store_at(place))
     if not found:
-        raise InputError(f"{place} is no checkpoint, and holds none (folders step-… with a {STATE_FILE}){_instead(place)}")
+        raise InputError(
+            f"{place} is no checkpoint and holds no checkpoints (folders step-… with a {STATE_FILE}){_instead(place)}"
+        )
     return found[-1]
 
 
@@ -37,9 +39,9 @@ def _instead(place: str | os.PathLike[str] | Store) -> str:
         return ""
     folder = Path(place)
     if below := sorted({file.parent.parent for file in folder.glob(f"*/step-*/{STATE_FILE}")}):
-        return f": {below[0]} does; name that"
+        return f". {below[0]} holds some: name that folder"
     if any((folder / name).is_file() for name in (CONFIG_FILE, "config.json")):
-        return ": it holds weights as transformers and peft load them; name the run's job, or its folder of checkpoints"
+        return ". It holds weights as transformers and peft load them. Name the run's job, or its folder of checkpoints"
     return ""
 
 
@@ -55,7 +57,7 @@ def load_weights(model: nn.Module, folder: str | os.PathLike[str] | Store) -> in
         check_numbers(state.base_numbers, numbers_of_base(model, alone()), found)
     if empty := next((name for name, p in state_of(model).items() if p.is_meta), None):
         raise InputError(
-            f"{empty!r} of the model is on the meta device, and has no memory to load it into; build the model "
+            f"{empty!r} of the model is on the meta device, so it has no memory to load into. Build the model "
             "without torch.device('meta')"
         )
     checkpoint.load(found, model, None, alone(), whole=model, advice=LIKE_TRAINED)

@@ -73,8 +73,8 @@ class SavedState(Document):
         state = cls.parse(data, source)
         if state.digest is not None and (found := digest_of(data)) != state.digest:
             raise InputError(
-                f"{source} is not as it was written: its digest is {found[:16]}…, and {state.digest[:16]}… was written; remove "
-                "this checkpoint to go on from the one before"
+                f"{source} is not as it was written: its digest is {found[:16]}…, but {state.digest[:16]}… was written; remove "
+                "this checkpoint to resume from the one before"
             )
         return state
 
@@ -158,8 +158,8 @@ class LoopState(SavedState):
         found = next((s for s in self.schedules if s.layers == tuple(layers)), None)
         if found is None:
             raise InputError(
-                f"{source} holds a schedule for each stage of the plan under which it was saved, since they differ, and none for "
-                f"{_told(layers)}: go on under that plan, or give the optimizer of every rank the same groups with the same "
+                f"{source} holds a different schedule for each stage of the plan under which it was saved, and none for "
+                f"{_told(layers)}. Resume under that plan, or give the optimizer of every rank the same groups with the same "
                 "learning rates, so that one schedule is saved for all"
             )
         return self.model_copy(update={"scheduler_state": found.scheduler_state, "scheduled": found.scheduled})

@@ -112,7 +112,7 @@ class Change(NamedTuple):
 
 
 OTHERS, ORDER = "samples are others", "the samples are in another order"
-ROW = "was saved with adapters of a model with other numbers, under the same names and shapes; layer 'embed' is the first"
+ROW = "was saved with adapters beside a model with other numbers, under the same names and shapes; layer 'embed' is the first"
 EPSILON = "write model.args.weights as it was (tiny)\n  model.config.rms_norm_eps was 1e-06, is 0.01"
 CHANGES = {
     "an answer was mended": Change(OTHERS, written(mended)),
@@ -202,7 +202,7 @@ CHANGES = {
     ),
     "another optimizer": Change(
         (
-            "saved with the optimizer AdamW, the job has SGD",
+            "saved with the optimizer AdamW, but the job has SGD",
             "train.optimizer.name was 'AdamW', is 'SGD'",
             "optimizer was 'AdamW', is 'SGD'",
         ),

@@ -117,7 +117,7 @@ def going_on(job: Job, world: World) -> Job:
     _check_beginning(job.adapter.weights, saved, newest)
     own = with_saved_adapter(job, saved)
     if own is not job and world.is_main:
-        warn(f"note: adapter.weights ({job.adapter.weights}) is not read: the run goes on from {newest}")
+        warn(f"note: adapter.weights ({job.adapter.weights}) is not read, because the run resumes from {newest}")
     return own
 
 
@@ -127,10 +127,11 @@ def _check_beginning(weights: str, saved: Mapping[str, Any], newest: Stored) -> 
         return
     before, back = "new adapters", "leave adapter.weights out"
     if began is not None:
-        before, back = f"those in {shown(began)}", f"write adapter.weights: {began}"
+        before, back = f"the adapters in {shown(began)}", f"write adapter.weights: {began}"
     raise InputError(
-        f"adapter.weights is {shown(weights)}, and the run of checkpoint {newest} began with {before}: to begin with those "
-        f"in {weights}, name another checkpoint.folder; to go on with that run, {back}"
+        f"adapter.weights is {shown(weights)}, but the run of checkpoint {newest} began with {before}. To begin with the "
+        "adapters "
+        f"in {weights}, name another checkpoint.folder. To resume that run, {back}"
     )
 
 
@@ -143,13 +144,13 @@ def check_begun(job: Job, world: World) -> None:
     for rank, other in zip(world.ranks, every, strict=True):
         if other != every[0]:
             raise InputError(
-                f"adapter.weights: the files in {folder} are others on rank {rank} ({other}) than on rank "
-                f"{world.ranks[0]} ({every[0]}): give all hosts the same folder"
+                f"adapter.weights: the files in {folder} differ between rank {rank} ({other}) and rank "
+                f"{world.ranks[0]} ({every[0]}). Give all hosts the same folder"
             )
     theirs, own = folder.config.get("base_model_name_or_path"), job.model.args.get("weights")
     if world.is_main and theirs and own is not None and not is_one(str(theirs), str(own)):
         warn(
-            f"note: the adapters in {folder} were trained beside {shown(theirs)} (base_model_name_or_path), and go on beside "
+            f"note: the adapters in {folder} were trained beside {shown(theirs)} (base_model_name_or_path), and now train beside "
             f"{shown(own)} (model.args.weights)"
         )
 
@@ -170,15 +171,15 @@ def check_adapted(state: object, layers: Sequence[nn.Module], source: object) ->
     if saved != own:
         told = [f"adapters of the model {base}" if base is not None else "no adapters" for base in (saved, own)]
         raise InputError(
-            f"checkpoint {source} was saved with {told[0]}, and now there are {told[1]} (digests of names, shapes and a few "
-            "numbers of all tensors): build the model as it was, or name another folder to start anew"
+            f"checkpoint {source} was saved with {told[0]}, but the model has {told[1]} (digests of names, shapes and a few "
+            "numbers of all tensors). Build the model as it was, or name another folder to start anew"
         )
     before, now = adapter_said(state), adapter_keys(layers) or {}
     others = [
         f"adapter.{key} was {shown(before.get(key))}, is {shown(value)}" for key, value in now.items() if before.get(key) != value
     ]
     if others:
-        raise InputError(f"checkpoint {source} is of other adapters; set these back:\n{listed(others)}")
+        raise InputError(f"checkpoint {source} holds other adapters. Set these keys back:\n{listed(others)}")
 
 
 def other_base(saved: Mapping[str, Any]) -> str:

@@ -39,8 +39,8 @@ def numbers_of_base(layers: nn.Sequential, world: World, stage: nn.Module | None
             if other.how == known.how and other != known:
                 first, second = (f"rank {r}" + (f" on host {world.hosts[r]}" if world.hosts else "") for r in (before, rank))
                 raise InputError(
-                    f"{first} and {second} have other numbers of {name!r}, of the model that adapters were added to: let all "
-                    "hosts have the same files of it, and build it alike on all ranks"
+                    f"{first} and {second} have different numbers in {name!r} of the model beside the adapters. Give all "
+                    "hosts the same files of the model, and build it alike on all ranks"
                 )
     return summary({name: known for name, (_, known) in found.items()}, [name for name, _ in named_layers(layers)])
 
@@ -76,8 +76,8 @@ def check_numbers(saved: BaseNumbers | None, own: BaseNumbers | None, checkpoint
     if first is not None or len(alike) == len(own.layers) == len(saved.layers):
         where = f"; layer {first!r} is the first that differs" if first is not None else ""
         raise InputError(
-            f"checkpoint {checkpoint} was saved with adapters of a model with other numbers, under the same names and shapes"
-            f"{where}: give the model the weights that it had, or name another folder to start anew"
+            f"checkpoint {checkpoint} was saved with adapters beside a model with other numbers, under the same names and shapes"
+            f"{where}. Give the model the weights that it had, or name another folder to start anew"
         )
 
 

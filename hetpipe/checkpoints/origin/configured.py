@@ -32,7 +32,7 @@ def check_config(saved: Mapping[str, Any] | None, layers: Iterable[nn.Module], c
     own = config_of(layers)
     if saved and (changed := config_changes(saved, own)):
         raise InputError(
-            f"checkpoint {checkpoint} was saved with another configuration of its model; set it back, in the model's config.json "
-            "or in model.args of the job:\n"
+            f"checkpoint {checkpoint} was saved with another configuration of its model. Set these keys back in the model's "
+            "config.json, or in model.args of the job:\n"
             f"{listed([f'{key} was {shown(saved[key])}, is {shown(own[key])}' for key in changed])}"
         )

@@ -44,8 +44,9 @@ def check_same_revision(layers: Iterable[nn.Module], world: World) -> None:
     for rank, other in zip(world.ranks, every, strict=True):
         if other != every[0]:
             raise InputError(
-                f"the ranks have other revisions of the model: rank {world.ranks[0]} {every[0]}, rank {rank} {other}; name one "
-                "behind the model's name (owner/name@revision)"
+                f"the ranks have different revisions of the model: rank {world.ranks[0]} has {every[0]}, rank {rank} has "
+                f"{other}. "
+                "Write one behind the model's name (owner/name@revision)"
             )
 
 

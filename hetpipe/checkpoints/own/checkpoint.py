@@ -106,8 +106,9 @@ def _saved_schedule(scheduler: LRScheduler | None, optimizer: torch.optim.Optimi
     state, name = scheduler.state_dict(), type(scheduler).__name__
     if faults := unfit(state):
         raise InputError(
-            f"the state of the scheduler {name} cannot be saved, since a checkpoint holds numbers, texts, lists and mappings of "
-            f"it; let its state_dict() give no more than these:\n{listed(faults)}"
+            f"the state of the scheduler {name} cannot be saved, because a checkpoint holds only numbers, texts, lists and "
+            "mappings. "
+            f"Let its state_dict() give no more than these:\n{listed(faults)}"
         )
     return {"scheduler": name, "scheduler_state": plain(state), "scheduled": scheduled(optimizer)}
 
@@ -164,7 +165,10 @@ def _tell(note: str | None, state: LoopState | TrainerState, content: Content | 
     if content is None or state.data is None:
         asked = {"save_checkpoint": state.data, "load_checkpoint": content}
         silent = " and ".join(name for name, known in asked.items() if known is None)
-        warn(f"note: whether the data are those of before is not looked at: give {silent} data=, the loop's data set")
+        warn(
+            f"note: the data are not compared with those of the checkpoint. To compare them, give {silent} data=, the loop's "
+            "data set"
+        )
 
 
 def _own_schedule(
@@ -174,8 +178,8 @@ def _own_schedule(
     own = type(scheduler).__name__ if scheduler is not None else None
     if own != state.scheduler:
         raise InputError(
-            f"checkpoint {newest} was saved with {_called(state.scheduler)}, and load_checkpoint was given {_called(own)}: "
-            "give it the same one, or name another folder to start anew"
+            f"checkpoint {newest} was saved with {_called(state.scheduler)}, but load_checkpoint was given {_called(own)}. "
+            "Give it the same one, or name another folder to start anew"
         )
     if scheduler is not None:
         state = state.of(layers, newest.source)

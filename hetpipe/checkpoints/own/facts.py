@@ -57,13 +57,13 @@ def note_of_change(saved: Mapping[str, Any] | None, own: Mapping[str, Any], chec
     told = {key: f"{key} was {shown(saved[key])}, is {shown(own[key])}" for key in changed}
     if OPTIMIZER in told:
         raise InputError(
-            f"checkpoint {checkpoint} was saved with another optimizer: {told[OPTIMIZER]}; take the same one, or "
-            "name "
+            f"checkpoint {checkpoint} was saved with another optimizer: {told[OPTIMIZER]}. Take the same optimizer, or name "
             "another folder to start anew"
         )
     if not told:
         return None
-    return f"note: the loop has changed since {checkpoint} was saved, and goes on as it is now:\n{listed(list(told.values()))}"
+    lines = listed(list(told.values()))
+    return f"note: the loop has changed since {checkpoint} was saved. The run resumes with the new values:\n{lines}"
 
 
 def content_in(data: object, world: World) -> Content | None:
@@ -80,7 +80,7 @@ def _content(data: object) -> Content | None:
         return None
     train: Any = data.train if isinstance(data, DataSplits) else data
     if not (hasattr(train, "__len__") and hasattr(train, "__getitem__")) or len(train) == 0:
-        raise InputError(f"data is a {type(data).__name__}: give a map-style data set that has samples, or DataSplits")
+        raise InputError(f"data is a {type(data).__name__}. Give a map-style data set that has samples, or DataSplits")
     made_of = data.made_of if isinstance(data, DataSplits) else {}
     if not isinstance(train, Dataset):
         return content_of(train, made_of)  # a list, say, to which nothing refers weakly

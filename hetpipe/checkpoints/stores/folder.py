@@ -47,7 +47,7 @@ class StoredFolder:
         try:
             return read_mapping(self.path / STATE_FILE)
         except InputError as error:
-            raise InputError(f"{error}; remove this checkpoint to go on from the one before") from None
+            raise InputError(f"{error}; remove this checkpoint to resume from the one before") from None
 
     def parts(self) -> list[str]:
         return sorted(file.name for file in self.path.glob(f"*{SUFFIX}"))

@@ -90,7 +90,7 @@ def header_bytes(start: bytes, size: int) -> int:
     """Return the length of the header of a file with `size` bytes that begins with these. InputError if there is none."""
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH_BYTES or length > min(MOST_HEADER_BYTES, size - LENGTH_BYTES):
-        raise InputError(f"it is no safetensors file: {size} bytes have no room for a header of {length}")
+        raise InputError(f"it is no safetensors file: its {size} bytes have no room for a header of {length}")
     return length
 
 
@@ -103,10 +103,10 @@ def places(text: bytes, size: int) -> dict[str, Place]:
         place = Place(tuple(entry["shape"]), TYPES[entry["dtype"]], at)
         due = [at - begin, at - begin + place.size_bytes]
         if entry["data_offsets"] != due:
-            raise InputError(f"{shown(key)} lies at {entry['data_offsets']}, where {due} is due")
+            raise InputError(f"{shown(key)} lies at {entry['data_offsets']}, but should lie at {due}")
         found[key], at = place, at + place.size_bytes
     if at != size:
-        raise InputError(f"its tensors end at {at}, and it has {size} bytes")
+        raise InputError(f"its tensors end at byte {at}, but it has {size} bytes")
     return found
 
 
