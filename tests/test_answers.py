@@ -352,18 +352,18 @@ def test_templates_of_files(tmp_path: Path) -> None:
     assert len(chat(file, folder, template=tokenizer(tmp_path / "with"), test_fraction=0).train) == 1  # type: ignore[arg-type]
     (tmp_path / "empty.jinja").write_text("{{ prompt }}")
     for name, said in (
-        (str(tmp_path / "empty.jinja"), "empty.jinja is no template of chats: it never asks for 'messages'"),
+        (str(tmp_path / "empty.jinja"), "empty.jinja is no template of chats, because it never reads 'messages'"),
         (str(tmp_path / "lost.jinja"), "cannot read the template "),
         ("non", "did you mean 'none'?"),
         (3, "template must be a file"),
     ):
         assert said in refusal(chat, file=file, tokenizer=folder, template=name)
-    assert "it is a chat, which only a template writes" in refusal(chat, file=file, tokenizer=folder, template="none")
+    assert "it is a chat, which only a template can write" in refusal(chat, file=file, tokenizer=folder, template="none")
     pairs = lines(tmp_path / "pairs.jsonl", [{"prompt": "Hi", "completion": "Yes."}])
     own = instructions(pairs, folder, template=str(tmp_path / "own.jinja"), test_fraction=0)
     assert own.made_of["template"] is not None
     assert instructions(pairs, folder, test_fraction=0).made_of["template"] is None
-    assert "thinking is off, which a template of chats is told, and there is none" in refusal(
+    assert "thinking is off, but only a template of chats uses it, and there is no template" in refusal(
         instructions, file=pairs, tokenizer=folder, thinking="off"
     )
     assert "unknown thinking 'maybe'" in refusal(

@@ -74,10 +74,10 @@ def test_marks_of_a_record_are_of_all_its_answers_or_of_each_turn() -> None:
     assert turns({"messages": two, "loss_mask": 0}) == turns({"messages": two, "weight": 0}) == [U, OFF, U, OFF]
     assert turns({"messages": two, "loss_mask": True}) == [U, A, U, A]
     assert turns({"messages": two, "loss_mask": [0, 0, 0, 1]}) == [U, OFF, U, A]
-    assert "loss_mask has 2 marks, and there are 4 turns: give one for each, or one for all" in wrong(
+    assert "loss_mask has 2 marks, but there are 4 turns. Give one mark for each turn, or one for all" in wrong(
         {"messages": two, "loss_mask": [0, 1]}
     )
-    assert "loss_mask says that turn 1, of the role user, is learned" in wrong({"messages": two, "loss_mask": [1, 1, 1, 1]})
+    assert "loss_mask marks turn 1 as learned, but its role is user" in wrong({"messages": two, "loss_mask": [1, 1, 1, 1]})
     pair = read({"prompt": "a", "completion": "b", "weight": 0})
     assert isinstance(pair, Pair)
     assert not pair.learned
@@ -88,10 +88,10 @@ def test_marks_that_cannot_be_kept_are_refused() -> None:
     half = {**second, "weight": 0.5}
     assert "turn 2 has weight: 0.5; a turn is learned (1, true) or not (0, false)" in wrong({"messages": [first, half]})
     assert "the record has weight: 3" in wrong({"messages": [first, second], "weight": 3})
-    assert "turn 1 is marked to be learned, and of the role user" in wrong({"messages": [{**first, "train": True}, second]})
+    assert "turn 1 is marked to be learned, but its role is user" in wrong({"messages": [{**first, "train": True}, second]})
     assert "turn 2 has train_detail: it marks parts of a turn" in wrong({"messages": [first, {**second, "train_detail": [{}]}]})
     both = {**second, "train": True, "weight": 0}
-    assert "of which one says that it is learned, and another that it is not" in wrong({"messages": [first, both]})
+    assert "has marks that contradict each other on whether it is learned" in wrong({"messages": [first, both]})
 
 
 SYSTEM = [Turn("system", "Be short."), U, A]
@@ -114,7 +114,9 @@ def test_the_system_of_a_record_is_its_first_turn(record: Any) -> None:
 
 def test_two_systems_are_refused() -> None:
     record = {"system": "Be long.", "messages": [{"role": "system", "content": "Be short."}, *said("Hi", "Yes.")]}
-    assert "it has system: 'Be long.', and a first turn of the system: 'Be short.'; leave one out" in wrong(record)
+    assert "it has system: 'Be long.', and its first turn is of the system, too: 'Be short.'. Leave one of the two out" in wrong(
+        record
+    )
 
 
 def test_history_comes_before_the_question() -> None:
@@ -241,7 +243,7 @@ def test_calls_that_cannot_be_read() -> None:
         ({"prompt": "a", "completion": "b", "label": False}, "it has label: false: these are preference data (as for KTO)"),
         ({"messages": said("Hi", "Yes."), "kto_tag": True}, "it has kto_tag: true: these are preference data (as for KTO)"),
         ({"prompt": "a", "completion": "b", "label": "False"}, "it has label: false: these are preference data (as for KTO)"),
-        ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "these are data of a reward model"),
+        ({"prompt": "a", "completions": ["b", "c"], "labels": [True, False]}, "These are data for a reward model"),
     ],
     ids=str,
 )
@@ -319,7 +321,7 @@ def test_a_turn_has_one_thought() -> None:
 
     for keys in ({"reasoning_content": "", "reasoning": "Hm."}, {"reasoning": "Hm.", "reasoning_content": "Hm."}):
         assert turns(thought(**keys)) == [U, A._replace(thought="Hm.")]
-    assert "turn 2 has several thoughts, {'reasoning': 'Oh.', 'thinking': 'Hm.'}: leave one" in wrong(
+    assert "turn 2 has several thoughts, {'reasoning': 'Oh.', 'thinking': 'Hm.'}. Leave one" in wrong(
         thought(reasoning="Oh.", thinking="Hm.")
     )
 
@@ -329,7 +331,7 @@ def test_columns_that_cannot_be(tmp_path: Path) -> None:
     for columns, what in (
         ({"promt": "a"}, "columns has the unknown name 'promt'; did you mean 'prompt'?"),
         ("a", "columns must be a mapping, such as"),
-        ({"system": "who"}, "columns.system is 'who', which no record has"),
+        ({"system": "who"}, "columns.system is 'who', but no record has this key"),
         ({"prompt": 3}, "columns.prompt must be the name of a"),
     ):
         assert what in refusal(instructions, file=file, tokenizer=folder, columns=columns)
@@ -383,6 +385,6 @@ def test_keys_that_nothing_reads_are_told_once(tmp_path: Path, caplog: pytest.Lo
 
 def test_options_of_a_record_that_are_not_its_to_say() -> None:
     for key in ("tools", "conversations", "return_assistant_tokens_mask"):
-        assert f"chat_template_kwargs has {key!r}, which is not a record's to say" in wrong(
+        assert f"chat_template_kwargs has {key!r}, which a record cannot set" in wrong(
             {"messages": said("Hi", "Yes."), "chat_template_kwargs": {key: []}}
         )

@@ -60,13 +60,13 @@ def test_text_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_bytes(b"abc")
     (tmp_path / "empty.txt").write_bytes(b"")
     short = str(tmp_path / "short.txt")
-    with pytest.raises(InputError, match="training part has 3 bytes, one sample of context 3 needs 4"):
+    with pytest.raises(InputError, match="training part has 3 bytes, but one sample of context 3 needs 4"):
         text(context=3, files=short, test_fraction=0)
-    with pytest.raises(InputError, match="test part has 1 bytes, one sample of context 1 needs 2"):
+    with pytest.raises(InputError, match="test part has 1 bytes, but one sample of context 1 needs 2"):
         text(context=1, files=short, test_fraction=0.34)
     with pytest.raises(InputError, match=r"no file matches '.*none\*'"):
         text(files=[str(tmp_path / "none*")])
-    with pytest.raises(InputError, match=r"is a folder: write .*/\*\*/\*\.txt"):
+    with pytest.raises(InputError, match=r"is a folder. Write .*/\*\*/\*\.txt"):
         text(files=[str(tmp_path)])
     with pytest.raises(InputError, match="the 1 files are empty"):
         text(files=str(tmp_path / "empty.txt"))

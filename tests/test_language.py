@@ -192,7 +192,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         "9 of 11 records cannot be used:",
         f"  {file}, line 2: the line is empty",
         f"  {file}, line 3: not valid JSON: column 15: Expecting value",
-        f"  {file}, line 4: it has a text of which no part is said to be learned: take data of the name text",
+        f"  {file}, line 4: it has a text, and nothing says which part of it to learn. Take data: {{name: text}}",
         f"  {file}, line 5: messages must be a list of turns, found []",
         (
             f"  {file}, line 6: turn 1 has the unknown role 'oracle'; known: system, developer, user, assistant, tool, and "
@@ -208,7 +208,7 @@ def test_an_empty_a_broken_and_a_wrong_line_are_told_by_their_numbers(chatml: st
         "4 of 4 records cannot be used:",
         f"  {file}, line 1: it has no key completion (nor output, nor answer); its keys: ['prompt']{OTHERS}",
         f"  {file}, line 2: instruction must be a text, found 1",
-        f"  {file}, line 3: it has a text of which no part is said to be learned: take data of the name text",
+        f"  {file}, line 3: it has a text, and nothing says which part of it to learn. Take data: {{name: text}}",
         f"  {file}, line 4: expected a mapping with the key messages, or prompt and completion, found a int",
     ]
     (tmp_path / "bytes.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a", "completion": "b"}\r\n{"prompt": "\xff"}\n')

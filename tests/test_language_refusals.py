@@ -45,17 +45,17 @@ def test_wrong_arguments_are_named(chatml: str, tmp_path: Path) -> None:
         ({"tokenizer": str(tmp_path / "nowhere")}, f"there is no folder '{tmp_path / 'nowhere'}' with a tokenizer (from "),
         ({"tokenizer": str(tmp_path / "none")}, f"cannot load the tokenizer '{tmp_path / 'none'}': "),
         ({"tokenizer": 3}, "tokenizer must be a folder of save_pretrained, or a name on the hub, found 3"),
-        ({"tokenizer": tokenizer(tmp_path / "plain", None)}, "has no template of chats: name a file with one (template: FI"),
+        ({"tokenizer": tokenizer(tmp_path / "plain", None)}, "has no template of chats. Name a file with one (template: FI"),
         ({"length": 0}, "chat: length must be an integer of at least 1, got 0"),
         ({"limit": 0}, "chat: limit must be an integer of at least 1, got 0"),
         ({"too_long": "cut"}, "unknown too_long 'cut'"),
         ({"turns": "first"}, "unknown turns 'first'"),
         ({"test_fraction": 1}, "test_fraction must be from 0 to below 1, got 1"),
-        ({"pack": True, "mask": True}, "pack: true does not go with mask: true, with which models do not tell the"),
-        ({"pack": True, "sizes": [8]}, "pack: true makes rows of length: 2048; it takes no sizes"),
+        ({"pack": True, "mask": True}, "pack: true and mask: true exclude each other: with a mask, models do not tell the"),
+        ({"pack": True, "sizes": [8]}, "pack: true makes rows of one length (2048), so sizes have no use"),
         ({"sizes": [0]}, "chat: each of sizes must be an integer of at least 1, got 0"),
-        ({"sizes": [4, 2]}, "the largest of sizes is 4, and the longest sample has "),
-        ({"sizes": []}, "the largest of sizes is missing, and the longest sample has "),
+        ({"sizes": [4, 2]}, "the largest of sizes is 4, but the longest sample has "),
+        ({"sizes": []}, "the largest of sizes is missing, but the longest sample has "),
     ]
     for changes, said in faults:
         assert said in refusal(chat, **{**good, **changes}), changes
@@ -75,7 +75,7 @@ def test_a_model_that_does_not_tell_samples_in_a_row_apart_is_refused(kind: str,
         refuse_mixing(model_class, small)
         return
     said = refusal(refuse_mixing, model_class=model_class, config=small)
-    assert f"a model of type '{kind}' does not tell such apart: with small layers, logits differ by " in said
+    assert f"a model of type '{kind}' does not tell the samples of a row apart: with small layers, logits differ by " in said
 
 
 def test_own_loops_refuse_such_a_model_for_a_sample_with_packed_rows() -> None:
@@ -153,7 +153,7 @@ def test_samples_are_tried_on_either_side_of_what_a_configuration_names() -> Non
     limits = limits_of(config, small, (3, 5000))
     assert {limit.value for limit in limits} == {4096}
     said = refusal(refuse_mixing, model_class=model_class, config=small, limits=limits)
-    assert "does not tell such apart, of which some have more than 4096 tokens (" in said
+    assert "does not tell the samples of a row apart, of which some have more than 4096 tokens (" in said
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text", "qwen3"])
@@ -175,7 +175,10 @@ def test_padding_without_a_mask_is_for_causal_models(kind: str, causal: bool) ->
         refuse_looking_ahead(model_class, small)
         return
     said = refusal(refuse_looking_ahead, model_class=model_class, config=small)
-    assert "which only a causal model does not see, and a model of type 'bert' is none: with small layers, logits of a " in said
+    assert (
+        "Only a causal model ignores such padding, and a model of type 'bert' is not causal: with small layers, logits of a "
+        in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_arguments_of_other_types_are_told(chatml: str, tmp_path: Path, argument
 def test_files_that_are_packed_or_encoded_otherwise_are_told(chatml: str, tmp_path: Path, begin: bytes, kind: str) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_bytes(begin + b"\n" * 50)
-    assert refusal(chat, file=str(file), tokenizer=chatml) == f"{file} is {kind}: give it as plain UTF-8"
+    assert refusal(chat, file=str(file), tokenizer=chatml) == f"{file} is {kind}. Give it as plain UTF-8"
 
 
 def test_words_and_positions_that_the_model_does_not_know_are_told(chatml: str, tmp_path: Path) -> None:
@@ -209,6 +212,6 @@ def test_words_and_positions_that_the_model_does_not_know_are_told(chatml: str, 
     for data in (single, rows):
         refuse_strange(transformers.Qwen3Config(vocab_size=words, max_position_embeddings=longest), data)
         said = refusal(refuse_strange, config=transformers.Qwen3Config(vocab_size=words - 1), data=data)
-        assert f"gives numbers up to {words - 1} (that of padding among them), and the model of type 'qwen3' knows " in said
+        assert f"gives token numbers up to {words - 1} (padding included), but the model of type 'qwen3' knows " in said
         said = refusal(refuse_strange, config=transformers.GPT2Config(n_positions=longest - 1), data=data)
-        assert f"samples are {longest} tokens long, and the model of type 'gpt2' has positions for {longest - 1}" in said
+        assert f"samples are {longest} tokens long, but the model of type 'gpt2' has positions for {longest - 1}" in said

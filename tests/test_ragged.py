@@ -259,7 +259,9 @@ def test_a_run_trains_packed_rows_and_ends_where_a_model_would_mix_their_samples
             assert ended.code == 0, ended.err
             continue
         assert ended.code == 2
-        assert "a model of type 'mamba' does not tell such apart: with small layers, logits differ by " in ended.err
+        assert (
+            "a model of type 'mamba' does not tell the samples of a row apart: with small layers, logits differ by " in ended.err
+        )
         assert "Traceback" not in ended.err
         assert "measuring" not in ended.err
 

@@ -104,10 +104,10 @@ def test_several_files_patterns_and_folders(tmp_path: Path, monkeypatch: pytest.
     assert count == 3
     assert f"no file matches '{tmp_path}/*.json'" in refusal(instructions, file=f"{tmp_path}/*.json", tokenizer=folder)
     twice = [str(tmp_path / "x.jsonl"), str(tmp_path / "*.jsonl")]
-    assert "x.jsonl is named twice: its records would count twice" in refusal(instructions, file=twice, tokenizer=folder)
+    assert "x.jsonl is named twice, so its records would count twice" in refusal(instructions, file=twice, tokenizer=folder)
     monkeypatch.chdir(tmp_path)
     both = ["x.jsonl", str(tmp_path / "x.jsonl")]
-    assert "x.jsonl is named twice: its records would count twice" in refusal(instructions, file=both, tokenizer=folder)
+    assert "x.jsonl is named twice, so its records would count twice" in refusal(instructions, file=both, tokenizer=folder)
     assert len(text(context=4, files=["notes.md", str(tmp_path / "notes.md")], test_fraction=0).train) == 1  # type: ignore[arg-type]
 
 
@@ -118,7 +118,7 @@ def test_a_folder_with_files_to_test_on_is_not_trained_on_as_a_whole(tmp_path: P
     for name in names:
         (tmp_path / "data" / name).write_text('{"prompt": "a", "completion": "b"}\n')
     told = refusal(instructions, file=str(tmp_path / "data"), tokenizer=folder)
-    assert f"holds ['{names[1]}'] beside 1 others, and all would be trained on: name the files to train on" in told
+    assert f"holds ['{names[1]}'] beside 1 others, and all would be trained on. Name the files to train on" in told
     (tmp_path / "data" / names[0]).rename(tmp_path / "data" / "latest.jsonl")
     (tmp_path / "data" / names[1]).rename(tmp_path / "data" / "device.jsonl")
     assert len(instructions(str(tmp_path / "data"), folder, test_fraction=0).train) == 2  # type: ignore[arg-type]

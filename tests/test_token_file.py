@@ -147,7 +147,7 @@ def test_a_damaged_file_is_made_again(
     capsys.readouterr()
     assert everything(chats()) == before
     said = capsys.readouterr().err
-    assert f"note: {file} is not as it was written: its tokens are made again" in said
+    assert f"note: {file} is not as it was written, so its tokens are made again" in said
     assert (made, files()) == ([0, 0], [file])
     assert everything(chats()) == before
     assert len(made) == 2

@@ -82,7 +82,7 @@ def test_a_process_that_is_killed_costs_time_only(
 ) -> None:
     monkeypatch.setattr(workers, "serve", os.abort)
     found = everything(chats())
-    assert "note: chats.jsonl is read again in one process: a process that reads has ended" in capsys.readouterr().err
+    assert "note: chats.jsonl is read again in one process, because a process that reads has ended" in capsys.readouterr().err
     assert len(made) == 9
     files()[0].unlink()
     monkeypatch.setattr(read, "how_many", lambda _: 0)
@@ -102,7 +102,10 @@ def test_chats_that_one_process_would_give_the_template_otherwise_are_read_by_on
         record["messages"][0]["name"] = "fox" * (number >= 14)
     lines(Path("chats.jsonl"), records)
     alone, by_two = alone_and_by_two(monkeypatch, capsys)
-    again = "note: chats.jsonl is read again in one process: the template takes chats of one form otherwise, by what is in them\n"
+    again = (
+        "note: chats.jsonl is read again in one process, because "
+        "the template takes chats of one form otherwise, by what is in them\n"
+    )
     assert (by_two[0], by_two[1].replace(again, "")) == alone
     assert (again in by_two[1], len(made)) == (True, 4)
 

@@ -110,7 +110,9 @@ def _splits(
     if template != NONE and (shape.what == "chat" or own is not None or tokenizer.has_template):
         answers = Answers(Template(tokenizer, own), turns, thinking)
     elif thinking is not None:
-        raise InputError(f"thinking is {thinking}, which a template of chats is told, and there is none: leave it out")
+        raise InputError(
+            f"thinking is {thinking}, but only a template of chats uses it, and there is no template. Leave thinking out"
+        )
     else:
         tokenizer.required_end()  # before all is read
     templated = True if shape.what == "chat" or own is not None else None

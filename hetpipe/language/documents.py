@@ -95,8 +95,8 @@ def text(
 def _windows(name: str, part: Tensor, context: int, unit: str) -> Windows:
     if len(part) <= context:
         raise InputError(
-            f"text: the {name} part has {len(part)} {unit}, one sample of context {context} needs "
-            f"{context + 1}: give more text, a shorter context or another test_fraction"
+            f"text: the {name} part has {len(part)} {unit}, but one sample of context {context} needs "
+            f"{context + 1}. Give more text, a shorter context or another test_fraction"
         )
     return Windows(part, context)
 
@@ -120,10 +120,10 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
             raise InputError(f"text: no file matches {pattern!r} (from {Path.cwd()})")
         here = {match for match in matches if match.is_file()}
         if not here:
-            raise InputError(f"text: {pattern!r} is a folder: write {pattern.rstrip('/')}/**/*.txt")
+            raise InputError(f"text: {pattern!r} is a folder. Write {pattern.rstrip('/')}/**/*.txt")
         found |= {os.path.abspath(match): match for match in here}
     if not found:
-        raise InputError("text: files is an empty list: name at least one file, or leave it out")
+        raise InputError("text: files is an empty list. Name at least one file, or leave files out")
     return sorted(found.values())
 
 

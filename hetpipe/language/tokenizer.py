@@ -54,7 +54,10 @@ class Tokenizer:
     def required_end(self) -> int:
         """The token that ends a text. InputError where there is none."""
         if self.end is None:
-            raise InputError(f"the tokenizer {self.name} names no token that ends a text (eos_token), which is to be learned")
+            raise InputError(
+                f"the tokenizer {self.name} names no token that ends a text (eos_token), so the end of an answer cannot be "
+                "learned"
+            )
         return self.end
 
     @property
@@ -233,7 +236,7 @@ def _load(name: str) -> Any:
         raise InputError(f"cannot load the tokenizer {cut(name, 200)!r}: {type(error).__name__}: {text}") from error
     if not getattr(found, "is_fast", False):
         raise InputError(
-            f"the tokenizer {name!r} ({type(found).__name__}) is not one of the library tokenizers, which alone say "
-            "which characters a token is of: save it as one, with tokenizer.json"
+            f"the tokenizer {name!r} ({type(found).__name__}) is none of the library tokenizers. Only those say "
+            "which characters belong to a token. Save it as one, with tokenizer.json"
         )
     return found

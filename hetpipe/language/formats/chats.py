@@ -83,7 +83,9 @@ def _with_system(turns: list[Turn], system: object) -> list[Turn]:
         raise UnusableError(f"system must be a text, found {shown(system)}")
     own = turns[0].content if turns[0].role == "system" else None
     if own is not None and own.strip() != system.strip():
-        raise UnusableError(f"it has system: {shown(system)}, and a first turn of the system: {shown(own)}; leave one out")
+        raise UnusableError(
+            f"it has system: {shown(system)}, and its first turn is of the system, too: {shown(own)}. Leave one of the two out"
+        )
     return turns if own is not None else [Turn("system", system), *turns]
 
 
@@ -92,7 +94,7 @@ def _options(given: object) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise UnusableError(f"{OPTIONS} must be a mapping, found {shown(given)}")
     if own := next((key for key in OURS if key in found), None):
-        raise UnusableError(f"{OPTIONS} has {own!r}, which is not a record's to say: leave it out")
+        raise UnusableError(f"{OPTIONS} has {own!r}, which a record cannot set. Leave it out")
     return found
 
 
@@ -108,11 +110,15 @@ def _marked(turns: list[Turn], left: dict[str, Any]) -> list[Turn]:
         learned = read_mark({key: marks}, "the record")
         return [_only_if(turn, learned=learned is not False) for turn in turns]
     if len(marks) != len(turns):
-        raise UnusableError(f"{key} has {len(marks)} marks, and there are {len(turns)} turns: give one for each, or one for all")
+        raise UnusableError(
+            f"{key} has {len(marks)} marks, but there are {len(turns)} turns. Give one mark for each turn, or one for all"
+        )
     found = []
     for number, (turn, mark) in enumerate(zip(turns, marks, strict=True), 1):
         learned = read_mark({key: mark}, f"turn {number}")
         if learned and not turn.is_answer:
-            raise UnusableError(f"{key} says that turn {number}, of the role {turn.role}, is learned: only answers are")
+            raise UnusableError(
+                f"{key} marks turn {number} as learned, but its role is {turn.role}, and only answers are learned"
+            )
         found.append(_only_if(turn, learned=bool(learned)))
     return found

@@ -83,4 +83,6 @@ class Columns:
         """InputError for a column that no record has."""
         if self.unseen:
             key = min(self.unseen)
-            raise InputError(f"columns.{key} is {shown(self.given[key])}, which no record has: write the name of one of its keys")
+            raise InputError(
+                f"columns.{key} is {shown(self.given[key])}, but no record has this key. Write the name of a key of the records"
+            )

@@ -52,5 +52,5 @@ def read_record(value: object, columns: Columns, *, templated: bool | None) -> C
     if is_pair(left):
         return pair_of(left, columns, templated=templated)
     if "text" in left:
-        raise UnusableError("it has a text of which no part is said to be learned: take data of the name text")
+        raise UnusableError("it has a text, and nothing says which part of it to learn. Take data: {name: text}")
     raise columns.missing(left, f"none of the keys {EXPECTED}")

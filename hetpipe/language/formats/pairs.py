@@ -47,7 +47,9 @@ def pair_of(left: dict[str, Any], columns: Columns, *, templated: bool | None) -
     kept = {key: left.pop(key) for key in SYSTEM if key in left}  # of a text as it is: nothing reads it
     rest = with_rest([Turn("user", said), Turn("assistant", wanted)], left)
     if rest.tools:
-        raise UnusableError("it has tools, which only a template of chats writes: take a tokenizer with one, or template: FILE")
+        raise UnusableError(
+            "it has tools, which only a template of chats can write. Take a tokenizer with a template, or template: FILE"
+        )
     parts = [*system, *(text for both in earlier for text in both), said, more]
     prompt = said if literal and not earlier else "".join(f"{part}\n\n" for part in parts if part)
     return Pair(prompt, wanted, rest.turns[-1].learned, tuple(sorted((*rest.unused, *kept))))

@@ -33,7 +33,9 @@ def refuse_preferences(record: Mapping[str, Any]) -> None:
             "key out"
         )
     if isinstance(record.get("completions"), list) and "labels" in record:
-        raise UnusableError("it has completions and labels: these are data of a reward model, which cannot be trained on yet")
+        raise UnusableError(
+            "it has completions and labels. These are data for a reward model, and training on them is not possible yet"
+        )
 
 
 def _meant(record: Mapping[str, Any], better: Any) -> str:

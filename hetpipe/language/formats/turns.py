@@ -83,7 +83,9 @@ def _turn(turn: object, number: int, columns: Columns) -> Turn:
     content = _content(left.pop("content", None), number, needed=not calls)
     learned = read_mark(left, f"turn {number}")
     if learned and role != "assistant":
-        raise UnusableError(f"turn {number} is marked to be learned, and of the role {role}: only answers of the assistant are")
+        raise UnusableError(
+            f"turn {number} is marked to be learned, but its role is {role}, and only answers of the assistant are learned"
+        )
     return Turn(role, content, thought, calls, learned is not False, left)
 
 
@@ -92,7 +94,7 @@ def _thought(left: dict[str, Any], number: int) -> str | None:
     found = {key: left.pop(key) for key in THOUGHTS if isinstance(left.get(key), str)}
     said = {key: text for key, text in found.items() if text}
     if len({text.strip() for text in said.values()}) > 1:
-        raise UnusableError(f"turn {number} has several thoughts, {shown(said)}: leave one")
+        raise UnusableError(f"turn {number} has several thoughts, {shown(said)}. Leave one of them")
     return next(iter(said.values()), None)
 
 
@@ -134,7 +136,7 @@ def read_mark(left: dict[str, Any], what: str) -> bool | None:
         if mark not in (0, 1) or isinstance(mark, str):
             raise UnusableError(f"{what} has {key}: {shown(mark)}; a turn is learned (1, true) or not (0, false)")
     if len({bool(mark) for mark in marks.values()}) > 1:
-        raise UnusableError(f"{what} has {shown(marks)}, of which one says that it is learned, and another that it is not")
+        raise UnusableError(f"{what} has marks that contradict each other on whether it is learned: {shown(marks)}")
     return next((bool(mark) for mark in marks.values()), None)
 
 

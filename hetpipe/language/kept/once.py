@@ -63,7 +63,7 @@ def _opened(key: str, *, mend: bool) -> Kept | None:
             return open_file(path)
     except DamagedError as error:
         if mend:
-            warn(f"note: {error}: its tokens are made again")
+            warn(f"note: {error}, so its tokens are made again")
     except FileNotFoundError:  # another process has deleted it, since it was damaged or old
         pass
     if mend:
@@ -81,7 +81,7 @@ def _saved(key: str, made: Kept, still: Callable[[], bool]) -> Kept:
 
 def _tell_unkept(error: Exception) -> None:
     if place().local_rank == 0:
-        warn(f"note: tokens are not kept in {FOLDER} ({cut(one_line(error), 200)}): each process, and each start, makes its own")
+        warn(f"note: tokens are not kept in {FOLDER} ({cut(one_line(error), 200)}), so each process makes its own at each start")
 
 
 def _acquired(key: str) -> FileLock:

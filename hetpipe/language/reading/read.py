@@ -82,7 +82,7 @@ def _read(source: Source, texts: Texts, shape: Shape, found: Found | None) -> Ga
         try:
             return _gathered(source, texts, shape, found, lambda groups: read_in(count, texts, shape, groups))
         except LostError as error:
-            warn(f"note: {source} is read again in one process: {error}")
+            warn(f"note: {source} is read again in one process, because {error}")
     return _gathered(source, texts, shape, found, None)
 
 

@@ -41,9 +41,12 @@ class Shape:
         if not 0 <= self.test_fraction < 1:
             raise InputError(f"test_fraction must be from 0 to below 1, got {self.test_fraction!r}")
         if self.pack and self.mask:
-            raise InputError("pack: true does not go with mask: true, with which models do not tell the samples of a row apart")
+            raise InputError(
+                "pack: true and mask: true exclude each other: with a mask, models do not tell the samples of a row apart. "
+                "Leave one out"
+            )
         if self.pack and self.sizes is not None:
-            raise InputError(f"pack: true makes rows of length: {self.length}; it takes no sizes")
+            raise InputError(f"pack: true makes rows of one length ({self.length}), so sizes have no use. Leave sizes out")
         for size in self.sizes if self.sizes is not None else ():
             require_count("each of sizes", size, self.what)
 
@@ -74,7 +77,7 @@ class Shape:
         sizes, longest = sorted(set(self.sizes)), int(lengths.max())
         if not sizes or sizes[-1] < longest:
             raise InputError(
-                f"the largest of sizes is {sizes[-1] if sizes else 'missing'}, and the longest sample has {longest} tokens: give "
-                "a larger one, or a smaller length, to which samples are cut"
+                f"the largest of sizes is {sizes[-1] if sizes else 'missing'}, but the longest sample has {longest} tokens. Give "
+                "a larger size, or a smaller length, to which samples are cut"
             )
         return sizes

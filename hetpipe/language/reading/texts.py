@@ -35,7 +35,9 @@ class Texts:
         found = read_record(value, self.columns, templated=self.templated if self.answers is not None else False)
         if isinstance(found, Chat):
             if self.answers is None:
-                raise UnusableError("it is a chat, which only a template writes: take a tokenizer with one, or template: FILE")
+                raise UnusableError(
+                    "it is a chat, which only a template can write. Take a tokenizer with a template, or template: FILE"
+                )
             samples = self.answers.samples(found)
             options = (f"{OPTIONS}.{key}" for key in self.answers.strange(found))
             return samples, {*found.unused, *options, *(f"{key} of a turn" for key in self.answers.unused)}

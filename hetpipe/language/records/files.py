@@ -28,7 +28,7 @@ def records_of(path: Path) -> Iterator[Record]:
             stream.seek(0)
             for begin, kind in PACKED.items():
                 if first.startswith(begin):
-                    raise InputError(f"{path} is {kind}: give it as plain UTF-8")
+                    raise InputError(f"{path} is {kind}. Give it as plain UTF-8")
             suffix = path.suffix.lower()
             if suffix == ".parquet":
                 yield from _parquet(path)

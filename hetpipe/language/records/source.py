@@ -78,7 +78,7 @@ class Source(NamedTuple):
                 raise InputError(f"there is no file or folder {cut(name, 200)!r} (from {Path.cwd()})")
         whole = Counter(place if isinstance(place, str) else os.path.abspath(place) for place in found)
         if (double := next((place for place, count in whole.items() if count > 1), None)) is not None:
-            raise InputError(f"{cut(str(double), 200)} is named twice: its records would count twice")
+            raise InputError(f"{cut(str(double), 200)} is named twice, so its records would count twice. Name it once")
         return found
 
     def found(self) -> Found | None:
@@ -109,8 +109,8 @@ def _within(folder: Path) -> list[Path]:
     others = [file.name for file in found if HELD_OUT.search(file.stem)]
     if others and len(others) < len(found):
         raise InputError(
-            f"the folder {folder} holds {shown(others)} beside {len(found) - len(others)} others, and all would be trained on: "
-            "name the files to train on (several, or a pattern such as 'data/train*.jsonl')"
+            f"the folder {folder} holds {shown(others)} beside {len(found) - len(others)} others, and all would be trained on. "
+            "Name the files to train on (several, or a pattern such as 'data/train*.jsonl')"
         )
     return found
 

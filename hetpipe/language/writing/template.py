@@ -44,8 +44,8 @@ class Template:
             self.text(())
         except ValueError as error:
             raise InputError(
-                f"the tokenizer {tokenizer.name} has no template of chats: name a file with one (template: FILE, or "
-                f"--template FILE); it says: {cut(str(error), 150)}"
+                f"the tokenizer {tokenizer.name} has no template of chats. Name a file with one (template: FILE, or "
+                f"--template FILE). The tokenizer says: {cut(str(error), 150)}"
             ) from error
         every = own if own is not None else tokenizer.its.chat_template
         self.digest = self.digest_of(every if isinstance(every, str) else repr(every))
@@ -144,5 +144,5 @@ def read_template(name: object) -> str | None:
         hint = nearest(name, [NONE]) if len(name) < 8 and not path.suffix else ""
         raise InputError(f"cannot read the template {cut(str(path), 200)} (from {Path.cwd()}): {reason(error)}{hint}") from error
     if "messages" not in text:
-        raise InputError(f"{path} is no template of chats: it never asks for 'messages'")
+        raise InputError(f"{path} is no template of chats, because it never reads 'messages'")
     return text

@@ -42,8 +42,8 @@ def refuse_mixing(model_class: Any, config: Any, limits: Sequence[Limit] = ()) -
             if not (difference := _difference(row, torch.cat(alone, 1))) < TOLERANCE:
                 both = f", of which some have more than {limit.value} tokens ({limit.key}) and others have not" if limit else ""
                 raise InputError(
-                    f"the data gives positions, which begin anew where samples are packed into a row, and a model of type "
-                    f"{config.model_type!r} does not tell such apart{both}: with small layers, logits differ by "
+                    f"the data packs samples into rows, with positions that begin anew for each, but a model of type "
+                    f"{config.model_type!r} does not tell the samples of a row apart{both}: with small layers, logits differ by "
                     f"{difference:.1e} of the largest from those of single samples. Take data with pack: false"
                 )
 
@@ -67,9 +67,10 @@ def refuse_switch(config: Any, reach: tuple[int, int]) -> None:
     limit = switch_of(config)
     if limit is not None and reach[0] <= limit.value < reach[1]:
         raise InputError(
-            f"the data packs samples of {reach[0]} to {reach[1]} tokens into rows, and in a model of type {config.model_type!r} "
+            f"the data packs samples of {reach[0]} to {reach[1]} tokens into rows, but in a model of type {config.model_type!r} "
             f"the positions of all samples of a micro-batch change as soon as one of them has more than {limit.value} tokens "
-            f"({limit.key}): what a sample gives would depend on those beside it. Take data with pack: false, or a length of "
+            f"({limit.key}). So the output of a sample would depend on those beside it. Take data with pack: false, or a "
+            "length of "
             f"{limit.value} at most"
         )
 
@@ -92,9 +93,10 @@ def refuse_looking_ahead(model_class: Any, config: Any) -> None:
     other tokens behind it."""
     if not (difference := seen_ahead(model_class, config)) < TOLERANCE:
         raise InputError(
-            f"the data pads samples without a mask, which only a causal model does not see, and a model of type "
-            f"{config.model_type!r} is none: with small layers, logits of a sample differ by {difference:.1e} of the largest by "
-            "what is behind it. Take data with mask: true"
+            f"the data pads samples without a mask. Only a causal model ignores such padding, and a model of type "
+            f"{config.model_type!r} is not causal: with small layers, logits of a sample differ by {difference:.1e} of the "
+            "largest "
+            "by the padding behind it. Take data with mask: true"
         )
 
 
@@ -104,15 +106,16 @@ def refuse_strange(config: Any, data: Any) -> None:
     words, positions, own = getattr(data, "words", None), getattr(data, "positions", None), config.get_text_config()
     if words is not None and words > own.vocab_size:
         raise InputError(
-            f"the tokenizer gives numbers up to {words - 1} (that of padding among them), and the model of type "
-            f"{config.model_type!r} knows {own.vocab_size} words (vocab_size): take the tokenizer of the model, or a model with "
-            "as many words"
+            f"the tokenizer gives token numbers up to {words - 1} (padding included), but the model of type "
+            f"{config.model_type!r} knows {own.vocab_size} tokens (vocab_size). Take the tokenizer of the model, or a model with "
+            "as many tokens"
         )
     most = getattr(own, "max_position_embeddings", None)
     if positions is not None and isinstance(most, int) and positions > most > 0:
         raise InputError(
-            f"samples are {positions} tokens long, and the model of type {config.model_type!r} has positions for {most} "
-            "(max_position_embeddings): give the data a smaller length, or the model more in its args, where it can do with more"
+            f"samples are {positions} tokens long, but the model of type {config.model_type!r} has positions for {most} "
+            "(max_position_embeddings). Give the data a smaller length, or, if the model can use more positions, raise them "
+            "in its args"
         )
 
 
