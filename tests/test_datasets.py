@@ -91,11 +91,11 @@ def test_cifar10_planes_labels_and_scale(tmp_path: Path) -> None:
 
 def test_cifar10_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HETPIPE_DATA", raising=False)
-    unset = "no folder 'cifar-10-batches-bin': HETPIPE_DATA is not set; set HETPIPE_DATA to the folder that holds it, or give"
-    with pytest.raises(InputError, match=f"^{unset} `folder`$"):
+    unset = "there is no folder 'cifar-10-batches-bin': HETPIPE_DATA is not set. Set HETPIPE_DATA to the folder that holds it"
+    with pytest.raises(InputError, match=f"^{unset}, or give `folder`$"):
         cifar10()
     monkeypatch.setenv("HETPIPE_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=f"the folder {tmp_path} of HETPIPE_DATA has none; set HETPIPE_DATA to"):
+    with pytest.raises(InputError, match=f"the folder {tmp_path} of HETPIPE_DATA has none. Set HETPIPE_DATA to"):
         cifar10()
     (tmp_path / "cifar-10-batches-bin").mkdir()
     with pytest.raises(InputError, match="cifar-10-batches-bin lacks data_batch_1.bin"):

@@ -228,7 +228,7 @@ def with_labels(labels: Any = 3) -> nn.Sequential:
         ({"model": {"name": "bert"}}, "loss.fused is true, but model 'bert' has no argument 'labels'"),
         (
             {"model": {"name": "causal_lm", "args": {"type": "qwen3", "labels": True}}},
-            "model.args has 'labels', which 'fused' in",
+            "model.args has 'labels', but 'fused' in",
         ),
         ({"model": {"name": "causal_lm", "args": {"type": "gemma2"}}}, "'gemma2' cannot be computed a chunk of tokens at a time"),
         (

@@ -89,7 +89,7 @@ def test_where_no_scale_helps_the_run_ends_with_what_overflows(folder: Folder, r
 
 def test_there_is_something_to_hold_in_half_precision(folder: Folder) -> None:
     job = Job.read(folder.job(train=train(dtype="float32", precision="bf16", frozen_dtype="bfloat16")))
-    with pytest.raises(InputError, match="frozen_dtype is bfloat16, but all matrices of model 'mlp' train: leave it out, or let"):
+    with pytest.raises(InputError, match="frozen_dtype is bfloat16, but all matrices of model 'mlp' train. Leave it out, or let"):
         build_layers(job)
 
 

@@ -158,7 +158,7 @@ def test_lengths_and_sizes_are_checked(
 
 
 def test_test_samples_are_no_longer_than_memory_is_planned_for(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"samples that are evaluated is 24, more than 2 times 8, that of the training .*: give"):
+    with pytest.raises(InputError, match=r"samples that are evaluated is 24, more than 2 times 8, that of the training .*. Give"):
         build_data(own_job(tmp_path, "steps", data={"target": "tests.support.user_parts:steps", "args": {"largest": 24}}))
 
 
@@ -270,7 +270,7 @@ def test_a_run_trains_packed_rows_and_ends_where_a_model_would_mix_their_samples
     ("found", "message"),
     [
         (None, "Steps.padded must give a pair (inputs, targets), found of type NoneType"),
-        ((torch.ones(1, 4), torch.ones(2)), "Steps.padded gives inputs shape (1, 4) for 2 samples: dimension 0 of each of their"),
+        ((torch.ones(1, 4), torch.ones(2)), "Steps.padded gives inputs shape (1, 4) for 2 samples. Dimension 0 of each of their"),
         ((torch.ones(2, 4), [torch.ones(2), 3]), "Steps.padded gives targets (shape (2,), int) for 2 samples"),
     ],
 )

@@ -81,7 +81,10 @@ def test_function_docs() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: source_packages(("jsonn",)), "no Python source in .*jsonn: is 'jsonn' a package of the standard library?"),
+        (
+            lambda: source_packages(("jsonn",)),
+            "there is no Python source in .*jsonn. 'jsonn' must be a package of the standard library",
+        ),
         (lambda: source_packages(samples=0), "source_packages: samples must be an integer of at least 1, got 0"),
         (lambda: source_packages(length=2), "source_packages: length must be at least 3, got 2"),
         (lambda: function_docs(vocabulary=4), "function_docs: vocabulary must be at least 5, got 4"),

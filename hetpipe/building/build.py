@@ -108,7 +108,7 @@ def _splits(section: Named, function: Callable[..., Any], key: str) -> DataSplit
         if samples is not None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise InputError(
                 f"{what}: the {part} samples are of type {type(samples).__name__}, which has no "
-                "length or no index: give a map-style dataset, or a list of (inputs, target)"
+                "length or no index. Give a map-style dataset, or a list of (inputs, target)"
             )
         if samples is not None:
             check_lengths(samples, f"{what}, {part} samples")
@@ -127,7 +127,7 @@ def _refuse_larger(splits: DataSplits, job: Job) -> None:
     if isinstance(train, Ragged) and isinstance(test, Ragged) and test.sizes[-1] > LARGER * train.sizes[-1]:
         raise InputError(
             f"data {job.data.label!r}: the largest size of the samples that are evaluated is {test.sizes[-1]}, more than "
-            f"{LARGER} times {train.sizes[-1]}, that of the training samples, for which memory is planned: give both one size"
+            f"{LARGER} times {train.sizes[-1]}, that of the training samples, for which memory is planned. Give both one size"
         )
 
 
@@ -233,7 +233,7 @@ def _refuse_other_inputs(job: Job, layers: nn.Sequential, extras: Sequence[str],
         advice = "take model causal_lm, or data without them (pack: false)"
     raise InputError(
         f"data {job.data.label!r} gives {', '.join(extras)} beside tokens, but model {job.model.label!r} takes "
-        f"{', '.join(own) or 'nothing'}: {advice}"
+        f"{', '.join(own) or 'nothing'}. To fix this, {advice}"
     )
 
 
@@ -242,7 +242,7 @@ def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
     frozen = [p for p in layers.parameters() if not p.requires_grad and p.is_floating_point() and p.ndim > 1 and not stays(p)]
     if not frozen:
         raise InputError(
-            f"train.frozen_dtype is {job.train.frozen_dtype}, but all matrices of model {job.model.label!r} train: leave it out, "
+            f"train.frozen_dtype is {job.train.frozen_dtype}, but all matrices of model {job.model.label!r} train. Leave it out, "
             "or let the model's function freeze some (requires_grad_(False))"
         )
     for parameter in frozen:

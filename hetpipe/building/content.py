@@ -112,17 +112,18 @@ def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, 
     own = content_of(data, made_of, most=MANY_SAMPLES if saved and world.is_main else FEW_SAMPLES)
     if own.looked_at is None and world.is_main:
         warn(
-            f"note: samples of {type(data).__name__} are others each time they are read, though under one seed: it draws "
-            "from a generator, a counter or a clock of its own. Another plan, and a run that goes on from a checkpoint, read "
-            "other samples than this run; what torch's, NumPy's and Python's own generators give is the same in all of them"
+            f"note: samples of {type(data).__name__} differ each time they are read, although the seed is the same. It draws "
+            "from a generator, a counter or a clock of its own. So a run under another plan, or one that resumes from "
+            "a checkpoint, reads other samples than this run. What torch's, NumPy's and Python's own generators draw is the "
+            "same in all runs"
         )
     every = world.gather(own)
     for rank, other in zip(world.ranks, every, strict=True):
         where = f"rank {rank} on host {world.hosts[rank]}" if world.hosts else f"rank {rank}"
         if told := other.other(every[0]):
             raise InputError(
-                f"the ranks read other data: {told} on {where}, beside rank {world.ranks[0]}; give all hosts the same files, and "
-                "read them in one order (sorted(os.listdir(…)))"
+                f"the ranks read different data: on {where} {told}, compared with rank {world.ranks[0]}. Give all hosts the same "
+                "files, and read them in one order (sorted(os.listdir(…)))"
             )
     content: Content = every[0]
     return content

@@ -210,7 +210,7 @@ def _padded(dataset: Ragged, samples: Sequence[Any], size: int) -> tuple[Any, An
         every = part if isinstance(part, tuple | list) else [part]
         if any(not isinstance(t, Tensor) or t.ndim == 0 or len(t) != len(samples) for t in every) or not every:
             raise InputError(
-                f"{kind}.padded gives {what} {_shape(part)} for {len(samples)} samples: dimension 0 of each of "
+                f"{kind}.padded gives {what} {_shape(part)} for {len(samples)} samples. Dimension 0 of each of "
                 "their tensors must count samples"
             )
     inputs, targets = (tuple(part) if isinstance(part, list) else part for part in found)

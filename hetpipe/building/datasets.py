@@ -104,7 +104,7 @@ def data_folder(name: str, otherwise: str) -> Path:
     if found is None:
         root = os.environ.get(VARIABLE)
         why = f"the folder {root} of {VARIABLE} has none" if root else f"{VARIABLE} is not set"
-        raise InputError(f"no folder {name!r}: {why}; set {VARIABLE} to the folder that holds it, or {otherwise}")
+        raise InputError(f"there is no folder {name!r}: {why}. Set {VARIABLE} to the folder that holds it, or {otherwise}")
     return found
 
 
@@ -153,7 +153,7 @@ def _cifar10_records(path: Path) -> Tensor:
     if not content or len(content) % CIFAR10_RECORD_BYTES:
         raise InputError(
             f"cifar10: {path} has {len(content)} bytes, not a positive multiple of {CIFAR10_RECORD_BYTES} "
-            "(one label and 3 x 32 x 32 pixels an image): is it whole, and the binary version?"
+            "(one label and 3 x 32 x 32 pixels an image). Give the whole file, in the binary version"
         )
     records = torch.frombuffer(content, dtype=torch.uint8).view(-1, CIFAR10_RECORD_BYTES)
     worst = int(records[:, 0].argmax())

@@ -138,7 +138,7 @@ class Reader(Iterator[Rows]):
             self._found = (samples[ask] for ask in asked)
             return
         if "fork" not in get_all_start_methods():
-            raise InputError("data.workers needs a system on which processes are forked; leave it out here")
+            raise InputError("data.workers needs a system that can fork processes, and this one cannot. Leave data.workers out")
         alive, self._life = os.pipe()
         given = _SamplesOrError(dataset, reading.convert)
         loader: DataLoader[Any] = DataLoader(

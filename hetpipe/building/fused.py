@@ -30,11 +30,11 @@ def labels_of(job: Job, model: Callable[..., Any]) -> dict[str, Any]:
         if fused == "auto":
             return {}
         raise InputError(
-            f"loss.fused is true, but model {section.label!r} has no argument 'labels', by which its head computes the loss; "
-            "causal_lm has one. Leave 'fused' out, or write 'loss: {name: cross_entropy, fused: auto}'"
+            f"loss.fused is true, but model {section.label!r} has no argument 'labels', with which a head computes the loss; "
+            "causal_lm has it. Leave 'fused' out, or write 'loss: {name: cross_entropy, fused: auto}'"
         )
     if "labels" in section.args:
-        raise InputError("model.args has 'labels', which 'fused' in the loss section sets: leave it out")
+        raise InputError("model.args has 'labels', but 'fused' in the loss section sets it. Leave 'labels' out")
     return {"labels": fused}
 
 
@@ -70,11 +70,14 @@ class WithLabels(Dataset[Any]):
     def _with_labels(self, inputs: Any, target: Any) -> tuple[Any, Any]:
         """Of a sample, or of a batch."""
         if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex():
-            raise InputError(f"a fused loss wants whole numbers as the target of a sample, in a tensor, found {_told(target)}")
+            raise InputError(f"a fused loss needs a tensor of whole numbers as the target of a sample, found {_told(target)}")
         labels = target.long()
         if self.ignore_index != IGNORED:
             if bool((labels == IGNORED).any()):
-                raise InputError(f"a target is {IGNORED}, but loss.ignore_index is {self.ignore_index}")
+                raise InputError(
+                    f"a target is {IGNORED}, which is no class, but loss.ignore_index is {self.ignore_index}. Write "
+                    f"loss.ignore_index: {IGNORED}, or give other targets"
+                )
             labels = labels.masked_fill(labels == self.ignore_index, IGNORED)
         beside = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         return (*beside, labels), target

@@ -131,7 +131,7 @@ def _sources(package: str) -> list[str]:
     folder = root / package
     paths = [p for p in sorted(folder.rglob("*.py")) if not _left_out(p.relative_to(root).parts)]
     if not paths:
-        raise InputError(f"no Python source in {folder}: is {package!r} a package of the standard library?")
+        raise InputError(f"there is no Python source in {folder}. {package!r} must be a package of the standard library")
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths]
 
 
