@@ -209,9 +209,11 @@ def test_only_adapters_are_merged(base: Path, tmp_path: Path) -> None:
 
 def test_a_base_in_half_needs_a_precision(base: Path, tmp_path: Path) -> None:
     file = job_of(Folder(tmp_path), base, {"r": 4})
-    with pytest.raises(InputError, match="adapter.base is bf16: beside adapters in float32 and devices that compute in half"):
+    with pytest.raises(
+        InputError, match="adapter.base is bf16, which needs adapters in float32 and devices that compute in half"
+    ):
         Job.read(file, ["adapter.base=bf16"])
-    with pytest.raises(InputError, match="both say in what the model's own matrices are held"):
+    with pytest.raises(InputError, match="both set the type of the model's own matrices"):
         Job.read(file, ["adapter.base=bf16", "train.precision=bf16", "train.dtype=float32", "train.frozen_dtype=float16"])
     held = build_layers(Job.read(file, ["adapter.base=bf16", "train.dtype=float32", "train.precision=bf16"]))
     kinds = {(p.dtype, p.requires_grad) for p in held.parameters() if p.ndim > 1}

@@ -97,7 +97,7 @@ def test_nf4_is_that_of_bitsandbytes() -> None:
     [
         ({"r": 0}, "r: Input should be greater than or equal to 1"),
         ({"rank": 4}, r"unknown key 'rank': it is called r: 'adapter: \{r: 16\}'"),
-        ({"targets": "q_proj"}, r"write all-linear, or a list, as in \[q_proj, v_proj\]"),
+        ({"targets": "q_proj"}, r"Write all-linear, or a list, as in \[q_proj, v_proj\]"),
         ({"targets": ["q_prj"]}, "'q_prj' is no module of the model; did you mean 'q_proj'"),
         (
             {"targets": ["input_layernorm"]},

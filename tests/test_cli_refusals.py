@@ -127,7 +127,7 @@ def test_train_with_wrong_files_ends_with_2_before_any_rank_starts(
         (("train", "."), "cannot read .: Is a directory"),
         (("profile", "job.yaml", "--set", "model.name=mpl"), "unknown model 'mpl'; did you mean 'mlp'?"),
         (("profile", "plan.json"), "plan.json: "),
-        (("train", "job.yaml", "--set", "train.steps"), "write key=value, for example train.steps=50"),
+        (("train", "job.yaml", "--set", "train.steps"), "Write key=value, for example train.steps=50"),
         (("train", "job.yaml", "--plan", "other.json"), "cannot read other.json: No such file or directory"),
         (("train", "cluster.yaml"), "its format is 'hetpipe.cluster/1', expected 'hetpipe.job/1'"),
         (("plan", *PLANNING, "--global-batch", "12", "--partitioner", "evn"), "unknown partitioner 'evn'; did you mean 'even'?"),

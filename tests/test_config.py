@@ -90,9 +90,15 @@ def test_torch_names_keep_their_arguments() -> None:
         ({"model": {}}, "model: give either 'name' (from the registry) or 'target' (package.module:function), and not both"),
         ({"model": {"name": "gpt", "target": "a:b"}}, "model: give either 'name'"),
         ({"data": {"args": {}}}, "data: give either 'name'"),
-        ({"loss": {"class_weights": [1.0, 2.0], "weight": "tokens"}}, "give one of 'weight' and 'class_weights': each says what"),
-        ({"loss": {"class_weights": [1.0], "weight_fn": "a:b"}}, "loss: give one of 'weight_fn' and 'class_weights': each says"),
-        ({"loss": {"target": "a:b", "class_weights": [1.0]}}, "'class_weights' are those of name: cross_entropy; for another"),
+        (
+            {"loss": {"class_weights": [1.0, 2.0], "weight": "tokens"}},
+            "give only one of 'weight' and 'class_weights', because each decides what",
+        ),
+        (
+            {"loss": {"class_weights": [1.0], "weight_fn": "a:b"}},
+            "loss: give only one of 'weight_fn' and 'class_weights', because each decides",
+        ),
+        ({"loss": {"target": "a:b", "class_weights": [1.0]}}, "'class_weights' are for name: cross_entropy only. For another"),
         ({"loss": {"class_weights": [0.0, 0.0]}}, "loss: 'class_weights' has no number above 0"),
         ({"loss": {"class_weights": [1.0, -1.0]}}, "loss.class_weights.1: Input should be greater than or equal to 0 (got -1.0)"),
         ({"loss": {"name": "mse", "target": "a:b"}}, "loss: give either 'name' or 'target' (package.module:function)"),
@@ -148,10 +154,10 @@ def test_an_empty_setting_takes_a_key_away(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train.steps", "cannot read the setting 'train.steps'; write key=value, for example train.steps=50"),
+        ("train.steps", "cannot read the setting 'train.steps'. Write key=value, for example train.steps=50"),
         ("=5", "cannot read the setting '=5'"),
         ("train.steps=[1", "cannot read the value of the setting 'train.steps=[1'"),
-        ("train.steps.more=1", "the setting 'train.steps.more=1' goes into 'steps', which is 5 and has no keys"),
+        ("train.steps.more=1", "the setting 'train.steps.more=1' sets a key of 'steps', which is 5 and has no keys"),
         ("train.stepz=1", "unknown key 'stepz'; did you mean 'steps'?"),
         ("trian.steps=1", "unknown key 'trian'; did you mean 'train'?"),
         ("train.steps=many", "train.steps: Input should be a valid integer"),

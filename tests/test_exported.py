@@ -93,15 +93,15 @@ def test_a_folder_of_others_is_refused_before_and_after_training(ended: Job) -> 
     for tried in tries:
         with pytest.raises(
             InputError,
-            match=r"export.folder is 'base', which is replaced as a whole, and it holds 'config.json' "
-            r"and no hetpipe_export.json, which a run leaves beside what it exports: name another folder, or ",
+            match=r"export.folder is 'base', which is replaced as a whole, but it holds 'config.json' "
+            r"and no hetpipe_export.json, which a run leaves beside its export. Name another folder, or ",
         ):
             tried()
     assert Path("base/config.json").exists()
-    with pytest.raises(InputError, match=r"and out/checkpoints, which the run writes, too, lies in it: name a folder of its own"):
+    with pytest.raises(InputError, match=r"but out/checkpoints, which the run also writes, lies in it. Name a separate folder"):
         job(folder="out").check_folders()
     Path("file").write_text("")
-    with pytest.raises(InputError, match="export.folder is 'file', a file: name another"):
+    with pytest.raises(InputError, match="export.folder is 'file', which is a file. Name a folder"):
         job(folder="file").check_folders()
 
 

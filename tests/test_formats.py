@@ -141,18 +141,18 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("layer", "message"),
         [
-            ({"trained_bytes": 101}, "trained_bytes (101) are a part of parameter_bytes (100), and are more"),
+            ({"trained_bytes": 101}, "trained_bytes (101) are more than parameter_bytes (100), of which they are a part"),
             (
                 {"trained_bytes": 60, "tied_trained_bytes": 80},
-                "tied_trained_bytes (80) are a part of trained_bytes (60) and of tied_parameter_bytes (70), and are more",
+                "tied_trained_bytes (80) are more than trained_bytes (60) or tied_parameter_bytes (70), and are a part of both",
             ),
             (
                 {"tied_trained_bytes": 71},
-                "tied_trained_bytes (71) are a part of trained_bytes (100) and of tied_parameter_bytes (70), and are more",
+                "tied_trained_bytes (71) are more than trained_bytes (100) or tied_parameter_bytes (70), and are a part of both",
             ),
             (
                 {"trained_bytes": 60},
-                "of trained_bytes (60) 60 are beside tied_trained_bytes (0), but of parameter_bytes only 30 are not tied: give ",
+                "60 of the trained_bytes (60) are not in tied_trained_bytes (0), but only 30 of the parameter_bytes are not tied",
             ),
         ],
     )
@@ -230,7 +230,7 @@ class TestPlan:
         with pytest.raises(InputError) as caught:
             plan.check(cluster=make_cluster([{"a": 1}]), profile=Profile.parse(document, "x"), global_batch=8, source="plan.json")
         text = str(caught.value)
-        assert text.startswith("plan.json does not fit; make a new one with 'hetpipe plan'")
+        assert text.startswith("plan.json does not fit. Make a new plan with 'hetpipe plan'")
         for message in (
             "it was made for another cluster: the cluster has no device 'n0/1'",
             "it is for model 'test', the profile for 'other'",
@@ -322,5 +322,7 @@ def test_a_device_that_takes_no_time_is_no_measurement(seconds: float) -> None:
     """A search that divides by it would find anything."""
     profile = make_profile({"a": [seconds] * 2, "b": [1.0, 0.0]})
     profile.check(make_cluster([{"b": 1}]))
-    with pytest.raises(InputError, match=f"all layers together take {3 * 2 * seconds:g} s on device type 'a', which cannot be"):
+    with pytest.raises(
+        InputError, match=f"all layers together take {3 * 2 * seconds:g} s on device type 'a', which is impossible"
+    ):
         make_plan(profile, make_cluster([{"a": 1, "b": 1}]), 4)

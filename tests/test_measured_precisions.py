@@ -125,9 +125,11 @@ def test_an_emulated_device_is_paced_by_what_it_computes_in() -> None:
         assert found is not None
         assert found.seconds("F", 0, 1, 1) == pytest.approx(seconds)
     other = profile.model_copy(update={"measurements": (profile.measurements[0].model_copy(update={"precision": "bf16"}),)})
-    with pytest.raises(InputError, match="'two' cannot compute in bf16: its slowdown in the cluster file is said for fp32, fp16"):
+    with pytest.raises(
+        InputError, match="'two' cannot compute in bf16, because the cluster file gives its slowdown only for fp32, fp16"
+    ):
         _emulation(cluster, other, one_stage("bf16"), "n0/0")
-    with pytest.raises(InputError, match=r"no 'host' measurement at fp16, by .*; measured: fp32; .* profile --precision fp16'"):
+    with pytest.raises(InputError, match=r"no 'host' measurement at fp16, which .* Measured: fp32. .* profile --precision fp16'"):
         _emulation(cluster, paced({"fp32": 1.0}), one_stage("fp16"), "n0/0")
 
 
@@ -137,7 +139,7 @@ def test_the_hosts_of_a_profile_are_read_as_they_were_written() -> None:
     assert profile.host_at("fp32") == profile.host_at(None) == profile.host
     plain = make_profile({"a": [1.0]})
     assert "hosts" not in json.loads(plain.to_json())
-    with pytest.raises(InputError, match=r"no 'host' measurement, by which .*; measured: none"):
+    with pytest.raises(InputError, match=r"no 'host' measurement, which .* Measured: none"):
         plain.host_at(None)
 
 

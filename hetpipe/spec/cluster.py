@@ -54,9 +54,9 @@ class Emulate(Strict):
             return self.slowdown
         if (precision or "fp32") not in self.slowdown:
             raise InputError(
-                f"the emulated device type {device_type!r} cannot compute in {precision or 'fp32'}: its slowdown in the cluster "
-                f"file is said for {', '.join(self.slowdown)}; train it in one of these (train: {{precision: …}}), or say its "
-                f"slowdown for {precision or 'fp32'}, too"
+                f"the emulated device type {device_type!r} cannot compute in {precision or 'fp32'}, because the cluster file "
+                f"gives its slowdown only for {', '.join(self.slowdown)}. Train it in one of these (train: {{precision: …}}), or "
+                f"give its slowdown for {precision or 'fp32'}, too"
             )
         return self.slowdown[precision or "fp32"]
 

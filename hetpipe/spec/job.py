@@ -101,21 +101,24 @@ class LossSection(Strict):
     @model_validator(mode="after")
     def _head_computes(self) -> Self:
         if self.fused and (self.target is not None or self.name not in (None, "cross_entropy")):
-            raise ValueError("'fused' is for name: cross_entropy; another loss is computed of what the last layer gives")
+            raise ValueError(
+                "'fused' is for name: cross_entropy only, because another loss needs the output of the last layer. Leave "
+                "'fused' out"
+            )
         own = next((key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None), None)
         if self.fused and own is not None:
-            raise ValueError(f"'fused' weighs samples or tokens alike: leave {own!r} out, or 'fused'")
+            raise ValueError(f"'fused' gives all samples, or all tokens, the same weight. Leave {own!r} out, or 'fused'")
         return self
 
     @model_validator(mode="after")
     def _one_weight(self) -> Self:
         own = [key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None]
         if own and len(given := [key for key in ("weight", *own) if key in self.model_fields_set]) > 1:
-            raise ValueError(f"give one of {' and '.join(map(repr, given))}: each says what the mean is over")
+            raise ValueError(f"give only one of {' and '.join(map(repr, given))}, because each decides what the mean is over")
         if self.class_weights is None:
             return self
         if self.target is not None or self.name not in (None, "cross_entropy"):
-            raise ValueError("'class_weights' are those of name: cross_entropy; for another loss give a 'weight_fn'")
+            raise ValueError("'class_weights' are for name: cross_entropy only. For another loss give a 'weight_fn'")
         if not any(weight > 0 for weight in self.class_weights):
             raise ValueError("'class_weights' has no number above 0")
         return self
@@ -184,13 +187,14 @@ class TrainSection(Strict):
     def _one_type(self) -> Self:
         if self.frozen_dtype != "float32" and (self.dtype != "float32" or self.precision in (None, "fp32")):
             raise ValueError(
-                f"frozen_dtype is {self.frozen_dtype}: beside parameters in float32 and devices that compute in half precision; "
-                "write 'train: {dtype: float32, precision: bf16}', or fp16, with it"
+                f"frozen_dtype is {self.frozen_dtype}, which needs parameters in float32 and devices that compute in half "
+                "precision. "
+                "Write 'train: {dtype: float32, precision: bf16}', or fp16, with it"
             )
         if self.precision is not None and self.dtype != "float32":
             raise ValueError(
-                f"precision is {shown(self.precision)}, of matrix products of parameters in float32, but dtype, that of the "
-                f"parameters, is {self.dtype}: leave one of the two out"
+                f"precision is {shown(self.precision)}, which needs parameters in float32, but dtype, the type of the "
+                f"parameters, is {self.dtype}. Leave one of the two out"
             )
         return self
 
@@ -271,10 +275,11 @@ class Job(Document):
     def _exports_what_is_saved(self) -> Self:
         if self.export is not None and self.checkpoint is None:
             raise ValueError(
-                "export writes the weights of the newest checkpoint: write 'checkpoint: {folder: checkpoints/NAME}', too"
+                "export writes the weights of the newest checkpoint, but the job saves none. Write 'checkpoint: "
+                "{folder: checkpoints/NAME}', too"
             )
         if self.export is not None and self.export.merge and self.adapter is None:
-            raise ValueError("export.merge adds adapters to the model, and there is no section 'adapter': leave it out")
+            raise ValueError("export.merge adds adapters to the model, but there is no section 'adapter'. Leave export.merge out")
         return self
 
     @model_validator(mode="after")
@@ -292,13 +297,13 @@ class Job(Document):
             return self
         if self.train.frozen_dtype != "float32":
             raise ValueError(
-                f"adapter.base ({base}) and train.frozen_dtype ({self.train.frozen_dtype}) both say in what the "
-                "model's own matrices are held: leave one of the two out"
+                f"adapter.base ({base}) and train.frozen_dtype ({self.train.frozen_dtype}) both set the type of the "
+                "model's own matrices. Leave one of the two out"
             )
         if self.train.dtype != "float32" or self.train.precision in (None, "fp32"):
             raise ValueError(
-                f"adapter.base is {base}: beside adapters in float32 and devices that compute in half precision; "
-                "write 'train: {dtype: float32, precision: bf16}', or fp16, with it"
+                f"adapter.base is {base}, which needs adapters in float32 and devices that compute in half precision. "
+                "Write 'train: {dtype: float32, precision: bf16}', or fp16, with it"
             )
         return self
 
@@ -376,14 +381,16 @@ def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, A
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise InputError(f"cannot read the setting {shown(setting)}; write key=value, for example train.steps=50")
+            raise InputError(f"cannot read the setting {shown(setting)}. Write key=value, for example train.steps=50")
         value = read_yaml(text, f"the value of the setting {shown(setting)}")
         *path, last = key.split(".")
         place = data
         for part in path:
             inner = place.get(part)
             if inner is not None and not isinstance(inner, dict):
-                raise InputError(f"the setting {shown(setting)} goes into {shown(part)}, which is {shown(inner)} and has no keys")
+                raise InputError(
+                    f"the setting {shown(setting)} sets a key of {shown(part)}, which is {shown(inner)} and has no keys"
+                )
             place[part] = dict(inner) if inner is not None else {}
             place = place[part]
         place[last] = value

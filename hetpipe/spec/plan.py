@@ -38,8 +38,8 @@ class StagePlan(Strict):
     def _one_way_to_save_memory(self) -> Self:
         if self.recompute and self.offload:
             raise ValueError(
-                f"the stage of layers {list(self.layers)} has recompute: true and offload: true, but what is computed again is "
-                "not saved, so there is nothing to offload: write one of the two"
+                f"the stage of layers {list(self.layers)} has recompute: true and offload: true. A stage that recomputes saves "
+                "nothing, so it has nothing to offload. Write one of the two"
             )
         return self
 
@@ -213,7 +213,7 @@ class Plan(Document):
                 f"its global batch is {self.global_batch}, but {global_batch} is asked for (train.global_batch or --global-batch)"
             )
         if faults:
-            raise InputError(f"{source} does not fit; make a new one with 'hetpipe plan':\n{listed(faults)}")
+            raise InputError(f"{source} does not fit. Make a new plan with 'hetpipe plan':\n{listed(faults)}")
 
     def _cluster_faults(self, cluster: Cluster) -> list[str]:
         kinds = {d.id: (d.node, d.type) for d in cluster.devices}

@@ -55,17 +55,20 @@ class LayerProfile(Strict):
     def _trains_what_it_has(self) -> Self:
         trained, tied = self.trained, self.tied_trained
         if trained > self.parameter_bytes:
-            raise ValueError(f"trained_bytes ({trained}) are a part of parameter_bytes ({self.parameter_bytes}), and are more")
+            raise ValueError(
+                f"trained_bytes ({trained}) are more than parameter_bytes ({self.parameter_bytes}), of which they are a part"
+            )
         if self.tied_trained_bytes is not None and tied > min(trained, self.tied_parameter_bytes):
             raise ValueError(
-                f"tied_trained_bytes ({tied}) are a part of trained_bytes ({trained}) and of tied_parameter_bytes "
-                f"({self.tied_parameter_bytes}), and are more"
+                f"tied_trained_bytes ({tied}) are more than trained_bytes ({trained}) or tied_parameter_bytes "
+                f"({self.tied_parameter_bytes}), and are a part of both"
             )
         own = self.parameter_bytes - self.tied_parameter_bytes
         if self.trained_bytes is not None and trained - tied > own:
             raise ValueError(
-                f"of trained_bytes ({trained}) {trained - tied} are beside tied_trained_bytes ({tied}), but of "
-                f"parameter_bytes only {own} are not tied: give tied_trained_bytes, too"
+                f"{trained - tied} of the trained_bytes ({trained}) are not in tied_trained_bytes ({tied}), but only {own} "
+                "of the "
+                "parameter_bytes are not tied. Give tied_trained_bytes, too"
             )
         return self
 
@@ -159,8 +162,8 @@ class Profile(Document):
             known = ", ".join(m.precision or "fp32" for m in self._hosts) or "none"
             at, asked = (f" at {precision}", f" --precision {precision}") if precision else ("", "")
             raise InputError(
-                f"the profile of {self.model!r} has no 'host' measurement{at}, by which emulated devices are paced; "
-                f"measured: {known}; measure again with 'hetpipe profile{asked}'"
+                f"the profile of {self.model!r} has no 'host' measurement{at}, which emulated devices need to be paced. "
+                f"Measured: {known}. Measure again with 'hetpipe profile{asked}'"
             )
         return found
 
@@ -191,8 +194,8 @@ class Profile(Document):
             kind = missing[0]
             known = ", ".join(p or "a precision that is not said" for p in self.precisions(kind)) or "none"
             raise InputError(
-                f"the profile of {self.model!r} has no measurement of device type {kind!r} at {chosen[kind]}; measured: {known}. "
-                f"Choose one that was, or 'auto', or measure it with 'hetpipe profile --precision {kind}={chosen[kind]}'"
+                f"the profile of {self.model!r} has no measurement of device type {kind!r} at {chosen[kind]}. Measured: {known}. "
+                f"Choose a measured precision, or 'auto', or measure it with 'hetpipe profile --precision {kind}={chosen[kind]}'"
             )
         return self if len(kept) == len(self.measurements) else self.model_copy(update={"measurements": kept})
 
@@ -203,9 +206,9 @@ class Profile(Document):
         if found is not None and len(found) > 1:
             known_at = ", ".join(m.precision or "a precision that is not said" for m in found)
             raise InputError(
-                f"the profile of {self.model!r} has measurements of device type {device_type!r} at {known_at}; choose with "
-                f"--precision, for example --precision {device_type}={found[0].precision or found[1].precision}, or auto; "
-                "in a job with train.precision"
+                f"the profile of {self.model!r} has measurements of device type {device_type!r} at {known_at}. Choose with "
+                f"--precision, for example --precision {device_type}={found[0].precision or found[1].precision}, or auto. "
+                "In a job choose with train.precision"
             )
         if found is None:
             known = sorted({m.device_type for m in self.measurements})
@@ -225,7 +228,7 @@ class Profile(Document):
                 if (least := (found.forward + found.backward).sum(axis=1).min()) < LEAST_MODEL_SECONDS:
                     raise InputError(
                         f"the profile of {self.model!r} says that all layers together take {least:g} s on device "
-                        f"type {kind!r}, which cannot be; measure it again with 'hetpipe profile'"
+                        f"type {kind!r}, which is impossible. Measure again with 'hetpipe profile'"
                     )
 
     def joined(self, cluster: Cluster) -> Cluster:

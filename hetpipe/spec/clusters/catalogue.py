@@ -144,8 +144,8 @@ def choice_of(source: Catalogue | Cluster) -> Choice:
     groups = alike_nodes(source)
     if 2 ** min(len(groups), 99) > 2 * MOST_SUBCLUSTERS:
         raise InputError(
-            f"the cluster has {len(groups)} kinds of nodes, and so more than {MOST_SUBCLUSTERS} sub-clusters: write a catalogue "
-            "of fewer templates"
+            f"the cluster has {len(groups)} kinds of nodes, and so more than {MOST_SUBCLUSTERS} sub-clusters. Write a catalogue "
+            "with fewer templates"
         )
     names = _group_names(groups)
 

@@ -48,7 +48,7 @@ class AdapterSection(Strict):
         targets = data.get("targets") if isinstance(data, dict) else None
         if isinstance(targets, str) and targets != ALL_LINEAR:
             raise ValueError(
-                f"targets is {shown(targets)}{nearest(targets, [ALL_LINEAR])}: write all-linear, or a list, as in "
+                f"targets is {shown(targets)}{nearest(targets, [ALL_LINEAR])}. Write all-linear, or a list, as in "
                 "[q_proj, v_proj]"
             )
         return data
@@ -84,13 +84,13 @@ def parse_lora(text: str) -> dict[str, Any]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key in set(AdapterSection.model_fields) - set(IN_LORA):
             option = {"base": "--base", "weights": "--adapter"}.get(key, f"--set adapter.{key} of hetpipe finetune")
-            raise InputError(f"{said}: {key} is no part of it: use {option}")
+            raise InputError(f"{said}: {key} is not given here. Use {option}")
         if "targets" in found and not equals:
             raise InputError(f"{said}: join the names of targets by '+', as in targets=q_proj+v_proj")
         if not part.strip():
-            raise InputError(f"{said}: nothing stands between two commas, or behind the last")
+            raise InputError(f"{said}: there is nothing between two commas, or after the last")
         if key == NO_LORA:
-            raise InputError(f"{said}: {NO_LORA} stands alone, and means that all parameters train")
+            raise InputError(f"{said}: {NO_LORA} means that all parameters train, so write it alone")
         if key not in IN_LORA:
             raise InputError(f"{said}: unknown key {shown(key)}{nearest(key, [*IN_LORA, NO_LORA])}")
         if not equals or not value:

@@ -28,13 +28,13 @@ class ExportSection(Strict):
         target, said = Path(self.folder).resolve(), f"export.folder is {shown(self.folder)}, which is replaced as a whole"
         check_folder(target.parent)
         if (inside := next((folder for folder in own if Path(folder).resolve().is_relative_to(target)), None)) is not None:
-            raise InputError(f"{said}, and {inside}, which the run writes, too, lies in it: name a folder of its own")
+            raise InputError(f"{said}, but {inside}, which the run also writes, lies in it. Name a separate folder")
         if target.exists() and not target.is_dir():
-            raise InputError(f"export.folder is {shown(self.folder)}, a file: name another")
+            raise InputError(f"export.folder is {shown(self.folder)}, which is a file. Name a folder")
         names = sorted(path.name for path in target.iterdir()) if target.exists() else []
         if names and MARK not in names:
             raise InputError(
-                f"{said}, and it holds {shown(names[0])} and no {MARK}, which a run leaves beside what it exports: "
-                "name another folder, or move away what is there"
+                f"{said}, but it holds {shown(names[0])} and no {MARK}, which a run leaves beside its export. "
+                "Name another folder, or move its files away"
             )
         return target

@@ -21,7 +21,7 @@ class LossScaleSection(Strict):
     @model_validator(mode="after")
     def _rounds_nothing(self) -> Self:
         if math.frexp(self.initial)[0] != 0.5:
-            raise ValueError(f"initial is {self.initial:g}; give a power of two, such as 65536, so that scaling rounds nothing")
+            raise ValueError(f"initial is {self.initial:g}. Give a power of two, such as 65536, so that scaling rounds nothing")
         return self
 
 
