@@ -49,11 +49,11 @@ class TestFiles:
 
 def test_file_sizes_are_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large.yaml").write_text("a: " + "x" * 5_000_000)
-    with pytest.raises(InputError, match="it has 4.77 MiB, the most that is read are 4.00 MiB; a .json may have 256 MiB"):
+    with pytest.raises(InputError, match="it has 4.77 MiB, more than the limit of 4.00 MiB; a .json may have 256 MiB"):
         read_mapping(tmp_path / "large.yaml")
     monkeypatch.setattr("hetpipe.files.formats.MOST_FILE_BYTES", 1_000)
     (tmp_path / "large.JSON").write_text("1" * 2_000)
-    with pytest.raises(InputError, match="large.JSON: it has 2000 bytes, the most that is read are 1000 bytes$"):
+    with pytest.raises(InputError, match="large.JSON: it has 2000 bytes, more than the limit of 1000 bytes$"):
         read_mapping(tmp_path / "large.JSON")
 
 

@@ -37,14 +37,14 @@ def test_damaged_checkpoints_are_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"PK", b"\x80\x02", b"not a zip", whole[:100], whole[:-200], whole[200:]):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=f"cannot read the checkpoint {path}: it is damaged, or it is no file of tensors"):
+        with pytest.raises(InputError, match=f"cannot read the checkpoint {path}: it is damaged, or it holds more than tensors"):
             read_checkpoint(str(path))
     for zipped in (True, False):
         torch.save(state | {"epoch": Runs(tmp_path / "seen")}, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(InputError, match=r"others could run code, and are not read"):
+        with pytest.raises(InputError, match=r"such files could run code, so they are not read"):
             read_checkpoint(str(path))
         path.write_bytes(pickle.dumps(Runs(tmp_path / "seen")))
-        with pytest.raises(InputError, match=r"others could run code, and are not read"):
+        with pytest.raises(InputError, match=r"such files could run code, so they are not read"):
             read_checkpoint(str(path))
     assert not (tmp_path / "seen").exists()
     for changes, message in (

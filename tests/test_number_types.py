@@ -182,7 +182,7 @@ def test_several_precisions_are_measured_in_one_profile(folder: Folder, run: Com
     assert folder.read("chosen.json")["precision"] == {"cpu": "fp32"}
     refused = run("profile", file, "-o", "measured.json", "--precision", "bf16", "--set", "train.dtype=float64")
     assert refused.code == 2
-    assert "precision is 'bf16', of matrix products of parameters in float32, but parameters of this model are" in refused.err
+    assert "precision is 'bf16', which needs parameters in float32, but parameters of this model are" in refused.err
 
 
 def own(dtype: torch.dtype, *, trained: bool = False) -> nn.Sequential:

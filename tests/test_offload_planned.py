@@ -189,7 +189,7 @@ class TestPlanner:
             asked(profile(), cluster(1))
         with pytest.raises(InputError, match="the profile of 'test' has no host_bytes_per_second of a device type whose"):
             asked(profile(None), cluster(1, host=1))
-        with pytest.raises(InputError, match="which only the back end 'torch' does, and not 'fairscale'"):
+        with pytest.raises(InputError, match="but only the back end 'torch' can offload, not 'fairscale'"):
             asked(profile(), cluster(1, host=1), backend="fairscale")
 
     @pytest.mark.parametrize(("memory", "host"), [(3000, 1500), (4000, 10**6), (5000, 1500), (7000, 10**6)])

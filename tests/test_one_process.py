@@ -87,7 +87,7 @@ def test_skip_connections_of_another_back_end_are_refused(backend: Backend) -> N
         refuse_skips(skipping_net(backend), "torch")
     x = torch.zeros(2, WIDTH, dtype=torch.float64)
     model = Model(name="skips", layers=skipping_net(backend), inputs=x, targets=x, loss=Loss(function=mse))
-    with pytest.raises(InputError, match="layer '0' is @skippable: it cannot be measured alone"):
+    with pytest.raises(InputError, match="layer '0' is @skippable, so it cannot be measured without the other end"):
         measure_device(model, "cpu", torch.device("cpu"), [1], torch.optim.SGD)
 
 

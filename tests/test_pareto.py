@@ -270,7 +270,7 @@ class TestFront:
             ({"memory_reserve": 1.0, "max_price_per_hour": 0}, "memory_reserve is .* got 1.0; max_price_per_hour must be a pos"),
             ({"max_price_per_hour": -1.0}, "max_price_per_hour must be a positive number, got -1.0"),
             ({"source": catalogue({"fast": 1}, prices={})}, "no device type has a price_per_hour"),
-            ({"source": catalogue({"fast": "0..99", "slow": "0..99"})}, "9999 sub-clusters are more than 4000"),
+            ({"source": catalogue({"fast": "0..99", "slow": "0..99"})}, "the catalogue has 9999 sub-clusters, more than 4000"),
             ({"profile": make_profile({"a": [1.0]})}, "no measurement of device type 'b'"),
         ],
     )

@@ -354,8 +354,9 @@ def test_who_measures_which_type() -> None:
         with pytest.raises(InputError) as caught:
             found(rank_of, whole_nodes=whole_nodes)
         assert str(caught.value) == (
-            f"no process of this job can measure the device types {kinds}: it has the devices {sorted(rank_of)} of "
-            "['n0/0', 'n0/1', 'n0/2', 'n1/0', 'n1/1']; start processes for the others, too, or give the job a profile"
+            f"no process of this job can measure the device types {kinds}, because the job has only the devices "
+            f"{sorted(rank_of)} of "
+            "['n0/0', 'n0/1', 'n0/2', 'n1/0', 'n1/1']. Start processes for the other devices, too, or give the job a profile"
         )
 
 

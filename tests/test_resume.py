@@ -254,7 +254,7 @@ def test_a_folder_is_claimed_by_one_run_at_a_time(tmp_path: Path) -> None:
         holder = json.loads((tmp_path / "saved" / folders.HOLDER_FILE).read_text())
         assert str(caught.value) == (
             f"{folder} (log.folder) is in use by another run: process {holder['process']} on host {holder['host']}, since "
-            f"{holder['since']}; wait for it, or name another folder"
+            f"{holder['since']}. Wait for it, or name another folder"
         )
         (tmp_path / "saved" / folders.HOLDER_FILE).write_text("{half")
         with pytest.raises(InputError, match="it has not yet said which"), claimed({"log.folder": folder}):
@@ -292,7 +292,8 @@ def test_there_is_room_or_the_message_says_how_much(tmp_path: Path, monkeypatch:
     with pytest.raises(InputError) as caught:
         check_room("saved", 2**30, "the checkpoint of step 4")
     assert str(caught.value) == (
-        "no room for the checkpoint of step 4 in saved: it needs 1.00 GiB, and 300 MiB are free; free some, or name another "
+        "there is no room for the checkpoint of step 4 in saved: it needs 1.00 GiB, but 300 MiB are free. Free some, or name "
+        "another "
         "folder"
     )
 

@@ -88,7 +88,7 @@ class TestSharesFor:
         assert shares_for(plan_of((4, 4, 4), (1,)), 4) == ((4,), ())
 
     def test_too_large_a_batch(self) -> None:
-        with pytest.raises(InputError, match="a batch of 9 samples does not go with a plan for at most 8"):
+        with pytest.raises(InputError, match="a batch of 9 samples is too large for a plan of 8"):
             shares_for(plan_of((4, 4)), 9)
         with pytest.raises(InputError, match="a batch of 0 samples"):
             shares_for(plan_of((4, 4)), 0)

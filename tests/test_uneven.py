@@ -185,8 +185,8 @@ def test_stand_ins_of_other_batches() -> None:
     with pytest.raises(InputError) as error:
         stand_in_of([{"ids": torch.ones(3), "goal": 1}])
     assert str(error.value) == (
-        "a batch is a dict of ids, goal, neither (inputs, targets) nor a mapping with 'labels': give ShareLoader "
-        "stand_in=, which makes a batch of one sample count nothing"
+        "a batch is a dict of ids, goal, neither (inputs, targets) nor a mapping with 'labels'. Give ShareLoader "
+        "a function stand_in=, which makes a batch of one sample count nothing"
     )
 
 
@@ -269,8 +269,8 @@ def test_shares_of_measured_rows() -> None:
     with pytest.raises(InputError) as error:
         share_out([fast[:3], slow[:4]], 8)
     assert str(error.value) == (
-        "the ranks can hold [3, 4] samples, 7 together, but the global batch is 8 with at least one on each: "
-        "measure for a part of the global batch and accumulate, or leave the smallest device out"
+        "the ranks can hold [3, 4] samples, 7 together, but the global batch is 8 with at least one on each. "
+        "Measure for a part of the global batch and accumulate, or leave the smallest device out"
     )
     with pytest.raises(InputError, match=r"can hold \[8, 0\]"):
         share_out([fast, []], 8)
@@ -300,7 +300,7 @@ def test_shares_of_a_plan(tmp_path: Any) -> None:
         plan_shares(make_plan([{"cuts": [2, 1], "sizes": [2]}]))
     assert str(error.value) == (
         "replica 0 of the plan is spread over ['n0/0', 'n0/1'], but each rank of a data-parallel loop holds the whole "
-        "model: run this plan by hetpipe.wrap, or make one with --partitioner uneven-data-parallel"
+        "model. Run this plan with hetpipe.wrap, or make a plan with --partitioner uneven-data-parallel"
     )
 
 

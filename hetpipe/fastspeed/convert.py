@@ -73,7 +73,7 @@ def manual_plan(shares: Sequence[int], devices: Sequence[str]) -> Plan:
     if len(shares) != len(devices):
         raise InputError(
             f"strategy.manual_batchsize_list has {len(shares)} entries, but there are {len(devices)} devices "
-            f"({', '.join(devices)}): give one batch size for each"
+            f"({', '.join(devices)}). Give one batch size for each"
         )
     replicas = tuple(
         ReplicaPlan(microbatch_sizes=(share,), stages=(StagePlan(layers=(0, 1), devices=(device,)),))

@@ -68,8 +68,8 @@ def read_checkpoint(path: str) -> dict[str, Any]:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file, or one with code in it, comes to
         raise InputError(
-            f"cannot read the checkpoint {cut(path, 200)}: it is damaged, or it is no file of tensors and plain values alone "
-            "(others could run code, and are not read)"
+            f"cannot read the checkpoint {cut(path, 200)}: it is damaged, or it holds more than tensors and plain values "
+            "(such files could run code, so they are not read)"
         ) from error
     missing = [key for key in ("epoch", "model", "optimizer") if not isinstance(state, dict) or key not in state]
     if missing:

@@ -198,7 +198,7 @@ class FastSpeed:
         idle = [device for device in devices if device not in of]
         if idle:
             raise InputError(
-                f"of a train.batch_size of {self.arguments.batch_size} samples, {', '.join(idle)} would get none: raise it, or "
+                f"train.batch_size is {self.arguments.batch_size}, so {', '.join(idle)} would get no samples. Raise it, or "
                 "start no process there"
             )
         return plan.model_copy(update={"replicas": tuple(of[device] for device in devices)})

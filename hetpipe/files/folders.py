@@ -42,7 +42,7 @@ def _claim(folder: Path, key: str, stack: ExitStack) -> None:
             stack.enter_context(lock)
     except Timeout:
         raise InputError(
-            f"{folder} ({key}) is in use by another run: {_holder(folder)}; wait for it, or name another folder"
+            f"{folder} ({key}) is in use by another run: {_holder(folder)}. Wait for it, or name another folder"
         ) from None
     holder = folder / HOLDER_FILE
     write_text(
@@ -82,6 +82,7 @@ def check_room(folder: str | Path, needed: int, what: str) -> None:
     free = free_bytes(folder)
     if free < needed:
         raise InputError(
-            f"no room for {what} in {folder}: it needs {human_bytes(needed)}, and {human_bytes(free)} are free; free some, or "
+            f"there is no room for {what} in {folder}: it needs {human_bytes(needed)}, but {human_bytes(free)} are free. "
+            "Free some, or "
             "name another folder"
         )

@@ -178,7 +178,7 @@ def read_text(path: str | Path, most_bytes: int = MOST_YAML_BYTES) -> str:
             size = max(os.path.getsize(path), len(content))
             larger = f"; a .json may have {in_bytes(MOST_FILE_BYTES)}" if most_bytes < MOST_FILE_BYTES else ""
             raise InputError(
-                f"cannot read {path}: it has {in_bytes(size)}, the most that is read are {in_bytes(most_bytes)}{larger}"
+                f"cannot read {path}: it has {in_bytes(size)}, more than the limit of {in_bytes(most_bytes)}{larger}"
             )
         return content.decode("utf-8-sig")
     except InputError:

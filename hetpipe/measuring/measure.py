@@ -145,8 +145,9 @@ def measurers(cluster: Cluster, rank_of: Mapping[str, int], *, whole_nodes: bool
     beyond = [kind for kind in dict.fromkeys(d.type for d in cluster.devices) if kind not in found]
     if beyond:
         raise InputError(
-            f"no process of this job can measure the device types {beyond}: it has the devices {sorted(rank_of)} of "
-            f"{[d.id for d in cluster.devices]}; start processes for the others, too, or give the job a profile"
+            f"no process of this job can measure the device types {beyond}, because the job has only the devices "
+            f"{sorted(rank_of)} of "
+            f"{[d.id for d in cluster.devices]}. Start processes for the other devices, too, or give the job a profile"
         )
     return found
 

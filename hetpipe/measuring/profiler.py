@@ -105,7 +105,7 @@ class _SizeRun:
             raise
         except (ValueError, IndexError, TypeError, RuntimeError) as error:  # BatchNorm's of a single value; a word out of range
             raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, which a plan may have: "
+                f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, and plans may have such: "
                 f"{type(error).__name__}: {cut(str(error))}"
             ) from error
         for seconds, way in ((self.forward, 0), (self.backward, 1)):
@@ -206,8 +206,8 @@ def measure_device(
     types, kinds = NumberTypes.at(precision), kinds_of(model)
     for name in skipping_layers(model.layers):
         raise InputError(
-            f"layer {name!r} is @skippable: it cannot be measured alone, without the other end of its connection; "
-            f"wrap the model by a plan of your own (hetpipe.wrap), or {CARRY}"
+            f"layer {name!r} is @skippable, so it cannot be measured without the other end of its connection. "
+            f"Wrap the model with a plan of your own (hetpipe.wrap), or {CARRY}"
         )
     real = emulation is None and not processor_time
     clock = Clock(device, emulation, stretch_of(device) if real else 1.0 if processor_time else None)
@@ -239,7 +239,7 @@ def measure_device(
     if factor * stretch > 1:
         warn(
             f"note: {device_type!r} takes {factor * stretch:.1f} times as long when it works without a pause (a CPU quota, heat "
-            "or other work): it is planned so"
+            "or other work). The plan counts with that"
         )
     measurement = Measurement(
         device_type=device_type,

@@ -117,7 +117,7 @@ def make_front(
     choice = choice_of(source)
     if choice.size > MOST_SUBCLUSTERS:
         raise InputError(
-            f"{choice.size} sub-clusters are more than {MOST_SUBCLUSTERS}; give the catalogue narrower ranges of nodes"
+            f"the catalogue has {choice.size} sub-clusters, more than {MOST_SUBCLUSTERS}. Give it narrower ranges of nodes"
         )
     if all(kind.price_per_hour == 0 for kind in choice.whole().device_types.values()):
         raise InputError("the front weighs price against time, but no device type has a price_per_hour")

@@ -43,15 +43,17 @@ def offload_allowed(options: PlanOptions, profile: Profile, cluster: Cluster) ->
     if not options.allow_offload:
         return options.allow_offload is None and able and options.backend == "torch"
     if options.backend != "torch":
-        raise InputError(f"allow_offload is asked for, which only the back end 'torch' does, and not {options.backend!r}")
+        raise InputError(
+            f"allow_offload is set, but only the back end 'torch' can offload, not {options.backend!r}. Leave one of the two out"
+        )
     if not hosts:
         raise InputError(
-            "allow_offload is asked for, but no node of the cluster says how much of its host's memory stages may "
+            "allow_offload is set, but no node of the cluster says how much of its host's memory stages may "
             "offload to: give nodes a host_memory, such as 64 GiB"
         )
     if not able:
         raise InputError(
-            f"allow_offload is asked for, but the profile of {profile.model!r} has no host_bytes_per_second of a "
+            f"allow_offload is set, but the profile of {profile.model!r} has no host_bytes_per_second of a "
             "device type whose node has a host_memory: measure again with 'hetpipe profile'"
         )
     return True

@@ -74,8 +74,8 @@ def shares_for(plan: Plan, batch: int) -> tuple[tuple[int, ...], ...]:
     none: (). The sum is exact."""
     if not 1 <= batch <= plan.global_batch:
         raise InputError(
-            f"a batch of {batch} samples does not go with a plan for at most {plan.global_batch}; "
-            f"give 1 to {plan.global_batch} samples, or make a plan for a larger global batch"
+            f"a batch of {batch} samples is too large for a plan of {plan.global_batch}. "
+            f"Give 1 to {plan.global_batch} samples, or make a plan for a larger global batch"
         )
     sizes = [replica.microbatch_sizes for replica in plan.replicas]
     taken = [_whole(own, batch, plan.global_batch) for own in sizes]

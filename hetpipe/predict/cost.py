@@ -179,7 +179,7 @@ class Costs:
         if copies is None or copies.host_bytes_per_second is None:
             raise InputError(
                 f"the plan offloads on device type {device_type!r}, but the profile of {self.profile.model!r} has no "
-                "host_bytes_per_second of it; measure again with 'hetpipe profile', or write offload: false"
+                "host_bytes_per_second for it. Measure again with 'hetpipe profile', or write offload: false"
             )
         copying = size_bytes / copies.host_bytes_per_second
         return computing + copying - (copies.host_copy_overlap or 0.0) * np.minimum(computing, copying)

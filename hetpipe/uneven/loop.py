@@ -178,7 +178,7 @@ class ShareSampler(Sampler[list[int]]):
         steps, inside = divmod(batches, self.accumulate)
         if inside:
             raise InputError(
-                f"{batches} batches end within an optimizer step of {self.accumulate}: save the state after a whole one"
+                f"{batches} batches end within an optimizer step of {self.accumulate} batches. Save the state after a whole step"
             )
         here = copy.copy(self._next)
         here.position = min(self._began + steps * self.global_batch, here.samples)
@@ -258,8 +258,8 @@ def ignore_targets(batch: Any) -> Any:
     pair = isinstance(batch, tuple | list) and len(batch) == 2
     if not pair and not (isinstance(batch, MutableMapping) and "labels" in batch):
         raise InputError(
-            f"a batch is {_describe(batch)}, neither (inputs, targets) nor a mapping with 'labels': give ShareLoader stand_in=, "
-            "which makes a batch of one sample count nothing"
+            f"a batch is {_describe(batch)}, neither (inputs, targets) nor a mapping with 'labels'. Give ShareLoader a function "
+            "stand_in=, which makes a batch of one sample count nothing"
         )
     targets = batch[1] if pair else batch["labels"]
     if not isinstance(targets, Tensor) or _counts_all(targets):

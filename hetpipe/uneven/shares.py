@@ -36,8 +36,8 @@ def plan_shares(plan: Plan | str | Path) -> tuple[list[int], int]:
         devices = [device for stage in replica.stages for device in stage.devices]
         if len(devices) > 1:
             raise InputError(
-                f"replica {r} of the plan is spread over {devices}, but each rank of a data-parallel loop holds the whole model: "
-                "run this plan by hetpipe.wrap, or make one with --partitioner uneven-data-parallel"
+                f"replica {r} of the plan is spread over {devices}, but each rank of a data-parallel loop holds the whole model. "
+                "Run this plan with hetpipe.wrap, or make a plan with --partitioner uneven-data-parallel"
             )
     replicas = sorted(plan.replicas, key=lambda replica: natural_key(replica.stages[0].device))
     return [replica.samples for replica in replicas], max(len(r.microbatch_sizes) for r in replicas)
@@ -91,7 +91,7 @@ def share_out(rows: Sequence[Sequence[float]], global_batch: int) -> list[int]:
     if min(most) < 1 or sum(most) < global_batch:
         raise InputError(
             f"the ranks can hold {most} samples, {sum(most)} together, but the global batch is {global_batch} with at least one "
-            "on each: measure for a part of the global batch and accumulate, or leave the smallest device out"
+            "on each. Measure for a part of the global batch and accumulate, or leave the smallest device out"
         )
     return [1 + more for more in fastest_shares(rows, global_batch - len(rows))]
 

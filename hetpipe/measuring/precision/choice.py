@@ -85,6 +85,6 @@ def check_parameters(model: Model, choice: PrecisionChoice | None) -> None:
     others = {p.dtype for p in floating if p.requires_grad or p.dtype.itemsize > torch.float32.itemsize} - {torch.float32}
     if choice is not None and others:
         raise InputError(
-            f"precision is {shown(choice)}, of matrix products of parameters in float32, but parameters of this model are "
-            f"{type_name(others.pop())}: leave precision out, or train with train.dtype float32"
+            f"precision is {shown(choice)}, which needs parameters in float32, but parameters of this model are "
+            f"{type_name(others.pop())}. Leave precision out, or train with train.dtype float32"
         )
