@@ -226,10 +226,7 @@ def with_labels(labels: Any = 3) -> nn.Sequential:
     ("change", "message"),
     [
         ({"model": {"name": "bert"}}, "loss.fused is true, but model 'bert' has no argument 'labels'"),
-        (
-            {"model": {"name": "causal_lm", "args": {"type": "qwen3", "labels": True}}},
-            "model.args has 'labels', but 'fused' in",
-        ),
+        ({"model": {"name": "causal_lm", "args": {"type": "qwen3", "labels": True}}}, "model.args has 'labels', but 'fused' in"),
         ({"model": {"name": "causal_lm", "args": {"type": "gemma2"}}}, "'gemma2' cannot be computed a chunk of tokens at a time"),
         (
             {"data": {"name": "random_classification"}, "model": {"target": "tests.test_fused_loss:with_labels"}},
