@@ -176,8 +176,8 @@ HARMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "a strange type": (lambda: header(dtype=["F32"]) + bytes(8), "'a' is of the type"),
     "a strange key": (lambda: header(more=1) + bytes(8), "'a' is described by"),
     "a negative size": (lambda: header(shape=[-2]) + bytes(8), r"'a' has the shape \[-2\]"),
-    "another place": (lambda: header(data_offsets=[4, 12]) + bytes(12), r"'a' lies at \[4, 12\], where \[0, 8\] is due"),
-    "another size": (lambda: header(shape=[3]) + bytes(8), r"'a' lies at \[0, 8\], where \[0, 12\] is due"),
+    "another place": (lambda: header(data_offsets=[4, 12]) + bytes(12), r"'a' lies at \[4, 12\], but should lie at \[0, 8\]"),
+    "another size": (lambda: header(shape=[3]) + bytes(8), r"'a' lies at \[0, 8\], but should lie at \[0, 12\]"),
     "a byte less": (lambda: header() + bytes(7), "its tensors end at"),
     "a byte more": (lambda: header() + bytes(9), "its tensors end at"),
 }
