@@ -65,7 +65,7 @@ setup(
         "hetpipe": ["py.typed"],
         "hetpipe.show": ["glossary.md"],
         "hetpipe.show.page": ["style.css", "script.js"],
-        "hetpipe.spec": ["guesses.yaml"],
+        "hetpipe.documents": ["guesses.yaml"],
         "hetpipe.whatif": ["cards.yaml", "popular.yaml", "zorse.json", "zorse-LICENSE.txt"],
         "hetpipe.models": ["README.md"],
     },

@@ -11,13 +11,13 @@ from torch import nn
 from hetpipe.building.build import build_data, build_model, build_scheduler, optimizer_factory
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.building.evaluated import counted_by
+from hetpipe.documents.job import Job
 from hetpipe.layers.model import Loss, Tensors, evaluating
 from hetpipe.layers.numbers import as_type
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.progress import Activity
 from hetpipe.runtime.base import Evaluation, Metric
-from hetpipe.spec.job import Job
 from hetpipe.training.evaluation import FEW_STEPS
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.profile import Profile
 from hetpipe.partitioners.bound.lower import Lower, Part, least_sum
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
 from hetpipe.show.picture.canvas import Canvas, Group, Stroke, Words
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.profile import Profile
 
 DOCS = Path(__file__).parent
 PICTURE = DOCS / "pictures" / "bound.svg"

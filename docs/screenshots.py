@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.planning.planner import make_plan
 from hetpipe.show.draw import draw_plan
 from hetpipe.show.trace import load_measured
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
 from hetpipe.study.rules import rule_names
 from hetpipe.study.study import Study

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from hetpipe.building.datasets import DataSplits
     from hetpipe.checkpoints.own.checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
+    from hetpipe.documents.cluster import Cluster
+    from hetpipe.documents.job import Job
+    from hetpipe.documents.options import PlanOptions
+    from hetpipe.documents.plan import Plan
+    from hetpipe.documents.profile import Profile
     from hetpipe.files.messages import InputError
     from hetpipe.hf.exports.export import export_weights
     from hetpipe.layers.adapters.adapt import adapt
@@ -25,11 +30,6 @@ if TYPE_CHECKING:
     from hetpipe.planning.partition import PartitionError
     from hetpipe.planning.planner import make_plan
     from hetpipe.predict.simulator import simulate
-    from hetpipe.spec.cluster import Cluster
-    from hetpipe.spec.job import Job
-    from hetpipe.spec.options import PlanOptions
-    from hetpipe.spec.plan import Plan
-    from hetpipe.spec.profile import Profile
     from hetpipe.training.observers.observer import Observer
     from hetpipe.training.own.auto import UnusedRank, auto
     from hetpipe.training.own.loop import wrap
@@ -74,15 +74,15 @@ if (_ROOT / "setup.py").is_file():
     __path__.append(str(_ROOT))
 
 _HOMES = {
-    "Cluster": "hetpipe.spec.cluster",
+    "Cluster": "hetpipe.documents.cluster",
     "DataSplits": "hetpipe.building.datasets",
     "InputError": "hetpipe.files.messages",
-    "Job": "hetpipe.spec.job",
+    "Job": "hetpipe.documents.job",
     "Observer": "hetpipe.training.observers.observer",
     "PartitionError": "hetpipe.planning.partition",
-    "Plan": "hetpipe.spec.plan",
-    "PlanOptions": "hetpipe.spec.options",
-    "Profile": "hetpipe.spec.profile",
+    "Plan": "hetpipe.documents.plan",
+    "PlanOptions": "hetpipe.documents.options",
+    "Profile": "hetpipe.documents.profile",
     "Trainer": "hetpipe.training.trainer",
     "UnusedRank": "hetpipe.training.own.auto",
     "adapt": "hetpipe.layers.adapters.adapt",

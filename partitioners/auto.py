@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetpipe.documents.plan import Plan
 from hetpipe.partitioners.bound import relaxed
 from hetpipe.partitioners.exact import best_first, side_by_side
 from hetpipe.partitioners.exact.best_first import ExactSearch
@@ -20,7 +21,6 @@ from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.compiled import are_kept, compile_beside, is_compiling, stop_compiling
-from hetpipe.spec.plan import Plan
 
 FEW_DEVICES = 8  # searched to the end; without a plan, or for the cheapest under a deadline, twice as many
 MOST_GROUPS = 150  # types on nodes, that the search over single devices tells apart: 1 GB of tables

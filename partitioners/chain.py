@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.planning.partition import PartitionError, Problem, Solution
-from hetpipe.spec.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from itertools import combinations, islice, pairwise
 from operator import sub
 from typing import NamedTuple
 
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.memory_fit.obstacle import explain
 from hetpipe.partitioners.stage_kinds.limit import Limit
@@ -33,7 +34,6 @@ from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import pipeline_times
 from hetpipe.predict.simulator import optimizers_of, play, replica_costs
 from hetpipe.predict.sums import gradients_ahead, sync_times
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
 class StagePlace(NamedTuple):

@@ -11,8 +11,8 @@ from torch import nn
 
 import hetpipe
 from bench.reference import ReferenceEngine
+from hetpipe.documents.plan import Backend
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy
-from hetpipe.spec.plan import Backend
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 

@@ -20,6 +20,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.origin.base import adapter_keys, base_of, pinned_base
 from hetpipe.checkpoints.origin.base_numbers import numbers_key, numbers_of_base
 from hetpipe.checkpoints.resume import compare, identity
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.facts import model_facts
 from hetpipe.hf.exports.export import export_weights
@@ -27,7 +28,6 @@ from hetpipe.hf.folder import WeightFolder
 from hetpipe.layers.weights import empty_names, materialise, state_of
 from hetpipe.models import bert, causal_lm, gpt2, llama, t5
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.whatif.models import find_model
 from tests.support.adapted import KINDS, SIZES, logits, tokens, trained_a_little

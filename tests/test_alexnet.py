@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hetpipe.building.build import build_data, build_model, check_training
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
 from tests.support.commands import ROOT, hetpipe
 from tests.support.external import CIFAR10, NEEDS_CIFAR10
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.files.messages import InputError
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.study.changes import carried_plan, make_changes
 from hetpipe.study.clusters import changed_clusters
 from hetpipe.study.cuts import moved_cuts, moved_plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hetpipe.documents.job import Job
 from hetpipe.processes.arithmetic import arithmetic, computing_by
-from hetpipe.spec.job import Job
 from hetpipe.training.session import told_by
 from tests.support.jobs import MLP, POINTS
 

@@ -1,4 +1,4 @@
-"""hetpipe/spec/clusters/assumed.py: what is counted of the framework where nothing was measured."""
+"""hetpipe/documents/clusters/assumed.py: what is counted of the framework where nothing was measured."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from hetpipe import PlanOptions, make_plan
 from hetpipe.cli import commands
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import assumed_overhead, is_assumed, with_assumed
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import assumed_overhead, is_assumed, with_assumed
-from hetpipe.spec.profile import Profile
 from tests.support.strategies import make_cluster, make_profile
 
 MIB, GIB = 2**20, 2**30

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bench.reference import ReferenceEngine
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.layers.model import Loss, mse, select
 from hetpipe.processes.ranks.launch import start_ranks
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 from tests.support.nets import batch, build
 from tests.support.programs import automatic
 

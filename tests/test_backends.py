@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime import backends
 from hetpipe.runtime.backends import check_backend, check_cluster, load_library, processes, replica_seats
 from hetpipe.runtime.replicas import PlanGroups
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Backend, Plan
 from tests.support.ranks import cluster_of, make_plan
 
 both = pytest.mark.parametrize("backend", ["fairscale", "torchgpipe"])

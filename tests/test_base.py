@@ -21,6 +21,8 @@ from hetpipe.checkpoints.origin.base import base_of
 from hetpipe.checkpoints.origin.base_numbers import Known, check_numbers, numbers_of_base, summary
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.checkpoints.training_state import BaseNumbers, LoopState
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.model import mse
@@ -28,8 +30,6 @@ from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.weights import materialise, read_of
 from hetpipe.models import causal_lm
 from hetpipe.processes.world import World, alone
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Backend
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support import runs
 from tests.support.adapted import KINDS

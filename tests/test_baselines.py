@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.equal_parameters import EqualParameters, balanced
@@ -22,7 +23,6 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.planning.registry import partitioner, partitioner_names, rules
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.plan import Plan
 from tests.support.plans import checked, cuts
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import hetpipe
+from hetpipe.documents.job import BatchNorm
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import check_batch_norm, normalises_batches
 from hetpipe.layers.model import cross_entropy
-from hetpipe.spec.job import BatchNorm
-from hetpipe.spec.plan import Backend
 from tests.support.ranks import make_plan
 
 PLAN = make_plan([{"cuts": [3], "sizes": [2, 2, 2]}], schedule="gpipe")

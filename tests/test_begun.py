@@ -21,12 +21,12 @@ from hetpipe.checkpoints.origin.revision import at_revision
 from hetpipe.checkpoints.stores.folder import stored_at
 from hetpipe.checkpoints.training_state import said_of
 from hetpipe.cli import generate
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.weights import materialise, state_of
 from hetpipe.models import causal_lm
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.adapted import KINDS, logits, tokens, trained_a_little
 from tests.support.commands import Command

@@ -14,9 +14,9 @@ from bench import check
 from bench.tables import geometric_mean, markdown, replace_table
 from bench.throughput.clusters import CARDS, MIXES, MODELS, PROCESSORS, cluster_document, tight_memory
 from bench.throughput.run import EQUAL, OURS, accuracy, ratios, summary, table
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
 
 
 def test_a_table_takes_the_place_of_the_last_one(tmp_path: Path) -> None:

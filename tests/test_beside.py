@@ -21,12 +21,12 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.origin.base import pinned_base
 from hetpipe.checkpoints.origin.configured import config_of
 from hetpipe.checkpoints.resume import identity
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.language.conversations import chat
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job
 from tests.support.chats import CHATML, PHI, chat_of, lines, tokenizer
 from tests.support.finetuning import small_model
 from tests.support.jobs import STATE

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.schedule import ScheduleName
 from hetpipe.partitioners import auto
 from hetpipe.planning.bounds import best_seconds_per_sample, fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.shares import proportional_shares
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.schedule import ScheduleName
 from tests.support.strategies import make_cluster, make_problem, make_profile, problems
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import cluster_of
 from hetpipe.partitioners.chain import Chain
@@ -17,7 +18,6 @@ from hetpipe.partitioners.search.planner import Planner
 from hetpipe.predict.cost import Costs
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
-from hetpipe.spec.profile import Profile
 from tests.support.strategies import make_cluster, make_problem, make_profile
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 50}

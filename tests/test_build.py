@@ -14,14 +14,14 @@ from torch import nn
 
 from hetpipe.building.build import build_data, build_loss, build_model, build_scheduler, check_training, optimizer_factory
 from hetpipe.building.evaluated import counted_by
+from hetpipe.documents.job import Job, LossSection, ProfileSection
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse
 from hetpipe.layers.numbers import as_type
 from hetpipe.measuring.measure import profile_cluster
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job, LossSection, ProfileSection
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed
 from tests.support.jobs import MLP, POINTS
 from tests.support.ranks import cluster_of
 from tests.support.user_parts import CLASS_WEIGHTS, weighted

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.layers.model import Loss, Model, cross_entropy, mse
 from hetpipe.measuring import cache, confirm
 from hetpipe.measuring.cache import cache_path, measured
@@ -18,10 +22,6 @@ from hetpipe.measuring.confirm import Glance, differs, glance
 from hetpipe.measuring.links import FlowFound, Wires
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.sections.torch_named import TorchNamed
 from tests.support.ranks import cluster_of, run_ranks
 
 

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster, Node
+from hetpipe.documents.clusters.catalogue import Catalogue, alike_nodes, choice_of, load_choice
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster, Node
-from hetpipe.spec.clusters.catalogue import Catalogue, alike_nodes, choice_of, load_choice
 from tests.support.strategies import make_cluster
 
 EXAMPLE = Path(__file__).parents[1] / "configs" / "catalogues" / "aws.yaml"

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from hetpipe.building.build import build_layers
+from hetpipe.documents.job import Job
+from hetpipe.documents.number_types import NumberTypes
 from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.numbers import StageTypes
@@ -17,8 +19,6 @@ from hetpipe.layers.recipe import layer_on, make_stage
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.weights import materialise
-from hetpipe.spec.job import Job
-from hetpipe.spec.number_types import NumberTypes
 from tests.support.zoo import WORDS
 from tests.test_causal_lm import tiny
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.partitioners import uneven_data_parallel
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.search import cheapest
@@ -17,7 +18,6 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
 from tests.support.strategies import make_cluster, make_problem, make_profile
 
 PRICE = {"a": 2.0, "b": 1.2}

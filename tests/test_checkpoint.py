@@ -21,10 +21,10 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import resumed
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, model_state, optimizer_state
 from hetpipe.checkpoints.stores.folder import STATE_FILE, stored_at
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
-from hetpipe.spec.job import Job
 from hetpipe.training.results.table import train_table
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank

@@ -14,6 +14,9 @@ import yaml
 import hetpipe
 from hetpipe.cli.exits import ending_words
 from hetpipe.cli.terminal import nothing_else
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError, exit_code
 from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds
@@ -23,9 +26,6 @@ from hetpipe.processes.ranks.report import RankFailure, Report
 from hetpipe.processes.stopping import RunStopped
 from hetpipe.show.tables import step_table
 from hetpipe.show.words import percent
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
 from tests.support.commands import Command, finish, start
 from tests.support.jobs import PLANNING, Folder, train

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetpipe.documents.cluster import RuntimeOverhead
+from hetpipe.documents.plan import Plan
 from hetpipe.partitioners import auto
 from hetpipe.predict import compiled
-from hetpipe.spec.cluster import RuntimeOverhead
-from hetpipe.spec.plan import Plan
 from tests.support.commands import ROOT
 from tests.support.strategies import make_cluster, make_problem, make_profile
 

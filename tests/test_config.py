@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from hetpipe.documents.job import Job, apply_settings
 from hetpipe.files.messages import InputError
-from hetpipe.spec.job import Job, apply_settings
 from tests.support.jobs import Folder, train
 
 MINIMAL: dict[str, Any] = {

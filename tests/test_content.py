@@ -27,6 +27,7 @@ from hetpipe.checkpoints.origin.base import pinned_base
 from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.origin.configured import config_of
 from hetpipe.checkpoints.resume import check_data, compare, identity
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.folder import continued, write_job
@@ -35,7 +36,6 @@ from hetpipe.finetune.looked import look
 from hetpipe.language.conversations import chat
 from hetpipe.layers.model import cross_entropy, mse
 from hetpipe.layers.weights import materialise
-from hetpipe.spec.job import Job
 from hetpipe.training.session import open_session
 from tests.support.chats import lines
 from tests.support.content_changes import CHANGES, JOB, NOTE, Change, texts

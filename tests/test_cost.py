@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetpipe.documents.cluster import LinkBetween
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.seats import owners_of
 from hetpipe.predict.cost import Costs, RingParts, StageMemory, most_in_flight
 from hetpipe.predict.sums import sync_segments
-from hetpipe.spec.cluster import LinkBetween
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.seats import owners_of
 from tests.support.strategies import make_cluster, make_profile
 
 LAYERS: list[dict[str, Any]] = [

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.cluster import DeviceType
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import (
     Emulation,
@@ -20,8 +22,6 @@ from hetpipe.layers.device import (
     torch_device,
     usable_bytes,
 )
-from hetpipe.spec.cluster import DeviceType
-from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.nets import Block
 
 HOST = Measurement(

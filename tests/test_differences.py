@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import hetpipe
+from hetpipe.documents.job import Job
 from hetpipe.processes.peers.differences import Told, differences, own_versions
-from hetpipe.spec.job import Job
 from hetpipe.training import session
 from hetpipe.training.session import told_by
 from tests.support.jobs import Folder, train

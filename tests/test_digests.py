@@ -13,8 +13,8 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.digests import digest_of
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.checkpoints.training_state import TrainerState, state_text
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
-from hetpipe.spec.plan import Plan
 from tests.support.jobs import STATE
 from tests.support.ranks import make_plan
 from tests.support.saving import older_version

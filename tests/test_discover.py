@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import as_it_is, cluster_of, one_type_again
-from hetpipe.spec.cluster import Cluster
 from tests.support.strategies import make_profile
 
 GIB = 2**30

@@ -19,12 +19,12 @@ import yaml
 import hetpipe
 from docs import generate
 from hetpipe.cli.commands import FORMATS, app
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.planner import make_plan
 from hetpipe.planning.registry import partitioner_names
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from tests.support.commands import ROOT, Command
 from tests.support.pages import SPAN, Page, check_hetpipe, commands, linked, pages
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds, three_digits
 from hetpipe.files.writing import write_text
-from hetpipe.spec.cluster import Cluster
 from tests.support.documents import plan_document, refused
 
 

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import LinkBetween
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.fasop import Fasop
 from hetpipe.partitioners.rules.baseline import equal_parts
@@ -21,8 +23,6 @@ from hetpipe.partitioners.step_times.links import Links
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.registry import rules
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import LinkBetween
-from hetpipe.spec.plan import Plan
 from tests.support.strategies import LINK, UNHURRIED, make_cluster, make_problem, make_profile, problems
 
 

@@ -6,6 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, Prediction
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
 from hetpipe.show.draw import draw_plan
@@ -15,9 +18,6 @@ from hetpipe.show.picture.gantt import gantt_canvas
 from hetpipe.show.picture.partition import partition_canvas
 from hetpipe.show.picture.theme import CAUSE_PATTERNS
 from hetpipe.show.words import bound_line, headlines, unused_line
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, Prediction
-from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
 from tests.support.drawn_plans import CLUSTER, SVG, TWO_REPLICAS, plan, profile, texts
 from tests.support.plans_shown import demo

@@ -18,10 +18,10 @@ from hetpipe.building.datasets import random_classification
 from hetpipe.building.evaluated import build_metric
 from hetpipe.checkpoints.best import Best, SavedBest
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.layers.model import Loss, mse
 from hetpipe.processes.ranks.report import RankFailure
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.evaluate import EvaluateSection
 from hetpipe.training.runlog import TrainResult
 from tests.support.jobs import POINTS, Folder, train
 from tests.support.runs import trained

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.even import Even
 from hetpipe.partitioners.even_data_parallel import EvenDataParallel
@@ -14,7 +15,6 @@ from hetpipe.partitioners.even_pipelines import EvenPipelines
 from hetpipe.partitioners.step_times.desk import Candidate, Desk
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.plan import Plan
 from tests.support.plans import checked
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hetpipe.documents.schedule import FORWARD_ONLY, default_depths
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import MemoryMeter
 from hetpipe.layers.model import Loss, Tensors, Wanted, as_tuple, split_rows
@@ -26,7 +27,6 @@ from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages import transfers
 from hetpipe.runtime.stages.executor import StageRun, forward_stages
-from hetpipe.spec.schedule import FORWARD_ONLY, default_depths
 
 CPU = torch.device("cpu")
 PATIENCE = 60.0  # seconds that only a deadlock takes

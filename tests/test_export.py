@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export import Export, export, parse_blocks
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from tests.support.strategies import make_cluster
 
 Stage = tuple[int, int, str]

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import identity
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.export import MARK
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.export import MARK
 from hetpipe.training.results.exported import export_run, install
 from tests.support.jobs import STATE
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.partitioners.auto import Auto
 from hetpipe.planning.partition import Problem
 from hetpipe.planning.registry import partitioner
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Profile
 
 NODES, DEVICES_PER_NODE = 8, 4
 MEMORY = {"A100": "40 GB", "A10": "24 GB"}

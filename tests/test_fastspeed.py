@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
 from hetpipe.fastspeed import FastSpeed, Params, cnnCalculateParam, dict_samples
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import DROPPED
@@ -18,8 +20,6 @@ from hetpipe.fastspeed.convert import convert
 from hetpipe.fastspeed.import_path import import_path
 from hetpipe.fastspeed.module import one_layer, put_weights, read_checkpoint
 from hetpipe.files.messages import InputError
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
 from tests.support import fastspeed_parts as parts
 from tests.support.commands import Command
 from tests.support.fastspeed_parts import arguments, write

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
 from tests.support import fastspeed_parts as parts
 from tests.support.commands import ROOT, Command
 from tests.support.external import CIFAR10

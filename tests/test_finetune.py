@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from hetpipe.cli.finetune.table import how_to_load, instead_text, numbered
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.adapter import parse_lora
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import DataFacts, ModelFacts, base_of, draft, filled, open_keys, precision_of, schedule, steps_of
 from hetpipe.finetune.emulated import parse_emulated
@@ -22,9 +25,6 @@ from hetpipe.finetune.looked import look
 from hetpipe.finetune.program import Finetuned
 from hetpipe.finetune.statement import Instead, others, plan_text
 from hetpipe.processes.ranks.preload import modules_of
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.adapter import parse_lora
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 from tests.support.commands import Command
 from tests.support.finetuning import CARDS, chats, small_model

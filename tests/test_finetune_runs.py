@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from hetpipe.spec.job import Job
+from hetpipe.documents.job import Job
 from tests.support.commands import Command, agents, finish, hetpipe
 from tests.support.finetuning import CARDS, chats, small_model
 

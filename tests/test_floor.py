@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.even_pipelines import EvenPipelines
@@ -27,8 +29,6 @@ from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import partitioner
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.plan import Plan
 from tests.support.plans import ROUNDING, checked
 from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile
 

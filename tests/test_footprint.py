@@ -2,13 +2,13 @@ import pickle
 
 import pytest
 
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.show.trace import chrome_trace
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from tests.support.ranks import cluster_of, make_plan
 
 LAYER = {"parameter_bytes": 100, "output_bytes_per_sample": 10, "saved_bytes_per_sample": 30}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.planning.planner import make_plan
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from tests.support.documents import cluster_document, plan_document, refused
 from tests.support.strategies import clusters, make_cluster, make_profile, profiles
 

@@ -11,6 +11,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
 
+from hetpipe.documents.cluster import Cluster, RuntimeOverhead
+from hetpipe.documents.clusters.assumed import ALLOCATOR_FACTOR, MIB, told_of, with_assumed
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.measuring import overhead as measuring
 from hetpipe.measuring.measure import profile_cluster
@@ -19,12 +25,6 @@ from hetpipe.planning.planner import make_plan as planned
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.world import World
 from hetpipe.show.tables import beside_table, profile_table
-from hetpipe.spec.cluster import Cluster, RuntimeOverhead
-from hetpipe.spec.clusters.assumed import ALLOCATOR_FACTOR, MIB, told_of, with_assumed
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.overhead import DeviceOverhead
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.strategies import make_cluster, make_profile
 

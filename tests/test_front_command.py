@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.planning.front import Front
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from tests.support.commands import Command
 from tests.support.strategies import make_cluster
 from tests.test_pareto import PROFILE, catalogue

@@ -22,6 +22,7 @@ from hetpipe.building.build import build_data, build_layers, build_loss, build_m
 from hetpipe.building.data import fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import counted_by
+from hetpipe.documents.job import Job, LossSection
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread
@@ -31,7 +32,6 @@ from hetpipe.layers.model import Loss, Model, as_tuple
 from hetpipe.layers.weights import materialise
 from hetpipe.measuring.profiler import profile_model
 from hetpipe.models import causal_lm
-from hetpipe.spec.job import Job, LossSection
 from tests.support.fused import CHAINS, FUSED, MANY, PLAIN, build, samples, train
 from tests.support.ranks import cluster_of, run_ranks
 from tests.support.zoo import optimizer_of

@@ -19,9 +19,9 @@ from hetpipe.building.build import build_data, build_model, check_training
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.schedule import plain
 from hetpipe.checkpoints.stores.folder import STATE_FILE
+from hetpipe.documents.job import Job
 from hetpipe.fastspeed import Params
 from hetpipe.planning.front import Front
-from hetpipe.spec.job import Job
 from hetpipe.training.observers.json_lines import trim_metrics
 from hetpipe.whatif.shared import share_profile
 from tests.support import fastspeed_parts as parts

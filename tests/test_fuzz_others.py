@@ -13,13 +13,13 @@ import torch
 from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.origin.base import adapter_keys, base_of
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.job import Job
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.fastspeed.module import load_optimizer, put_weights, read_checkpoint
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.weights import materialise
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.job import Job
 from tests.support import fastspeed_parts as parts
 from tests.support.fuzzing import MARKS, Place, fuzz_bytes, fuzz_document
 from tests.support.published import FASOP_SIZES, ZORSE_SIZES, write_fasop, write_sailor, write_zorse

@@ -15,12 +15,12 @@ from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.origin.base import pinned_base
 from hetpipe.checkpoints.resume import identity
+from hetpipe.documents.job import Job
 from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.language.writing.template import Template
 from hetpipe.layers.weights import materialise
 from hetpipe.planning import registry
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job
 from tests.support.commands import Command
 from tests.support.hub import TEXT_WORDS, cache_here, qwen, tokenizer
 from tests.support.jobs import STATE

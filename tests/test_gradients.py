@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hetpipe.documents.cluster import BUCKET_BYTES
 from hetpipe.layers.weights import fingerprint
 from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
-from hetpipe.spec.cluster import BUCKET_BYTES
 from tests.support.owners import GROUP, REPLACED, Sums, TwoOwners, backward, beside, chain_of_layers, same_gradients, sync_of
 
 

@@ -12,11 +12,11 @@ import yaml
 
 from hetpipe.building.build import optimizer_factory
 from hetpipe.cli.guesses import instead
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.guesses import Answers, Guesses, guesses
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.guesses import Answers, Guesses, guesses
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.torch_named import TorchNamed
 from tests.support.commands import Command
 from tests.support.pages import check_hetpipe
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hetpipe import InputError
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.plan import Backend
 from hetpipe.layers.model import mse, split_rows
 from hetpipe.runtime.precision.loss_scale import LossScale
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.plan import Backend
 from tests.support.half import (
     OVERFLOWS,
     Half,

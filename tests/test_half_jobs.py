@@ -13,8 +13,8 @@ import hetpipe
 from bench.reference import train_reference
 from hetpipe import InputError
 from hetpipe.building.build import build_layers
-from hetpipe.spec.job import Job
-from hetpipe.spec.profile import Profile
+from hetpipe.documents.job import Job
+from hetpipe.documents.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.commands import Command

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.plan import Plan
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.idle import CAUSES, Gap, idle_gaps, idle_seconds
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Span, SpanKind, Timeline
-from hetpipe.spec.plan import Plan
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile, problems
 
 EVEN = dict.fromkeys(CAUSES, 0.0)

@@ -10,10 +10,10 @@ from torch import nn
 
 import hetpipe
 from bench.reference import ReferenceEngine
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, LossWeight, Tensors, as_tuple, cross_entropy
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.plan import Backend
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 

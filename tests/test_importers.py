@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions, import_published, parse_quantities
 from hetpipe.exchange.importers.options import NodeSpec, parse_nodes
 from hetpipe.exchange.importers.transformer import gpt_bytes
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.profile import Profile
 from tests.support.published import FASOP_SIZES, write_fasop
 
 # ---- FASOP

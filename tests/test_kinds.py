@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import hetpipe
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes
+from hetpipe.documents.plan import ReplicaPlan, StagePlan
 from hetpipe.hf.replay.build import build
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.runtime.precision.boundaries import Boundaries
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
-from hetpipe.spec.plan import ReplicaPlan, StagePlan
 from tests.support.kinds import (
     SIZES,
     Beside,

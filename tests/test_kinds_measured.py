@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hetpipe
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes
 from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.build import build
 from hetpipe.layers.model import Loss, Model, as_tuple, mse
@@ -23,7 +24,6 @@ from hetpipe.layers.weights import materialise
 from hetpipe.measuring.precision.layer_bytes import saved_bytes
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.runtime.stages import engine as stage_engine
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 from tests.support.kinds import CPU, SIZES, Centred, Named, Scaled, checkpointed, linear, model, sliced, turned
 from tests.support.ranks import make_plan
 

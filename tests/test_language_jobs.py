@@ -14,9 +14,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from hetpipe.building.build import build_data, build_model
 from hetpipe.building.lengths import few_sizes, shorter_batches, size_shares
+from hetpipe.documents.job import Job
+from hetpipe.documents.profile import Profile
 from hetpipe.layers.model import row_shapes
-from hetpipe.spec.job import Job
-from hetpipe.spec.profile import Profile
 from hetpipe.training.session import open_session
 from tests.support.chats import WORDS, chat_of, lines, refusal, tokenizer
 from tests.support.jobs import Folder

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.uneven_data_parallel import UnevenDataParallel
 from hetpipe.planning.registry import rules
-from hetpipe.spec.profile import Profile
 from tests.support.plans import ROUNDING, checked
 from tests.support.strategies import make_cluster, make_problem, make_profile, mixed
 

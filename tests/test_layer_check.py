@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hetpipe
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, as_tuple, mse, named_layers
 from hetpipe.layers.trials.layer_check import Outcome, try_layers
 from hetpipe.layers.trials.rows import cut_to_try, rows_to_try
 from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.layers.weights import materialise
-from hetpipe.spec.plan import Backend
 from tests.support.coupled import REFUSED, ROWS, TWO_PARTS, WORDS, Counting, D, Of, between, tied
 from tests.support.ordinary import LEFT_ALONE
 from tests.support.ranks import make_plan

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.layers.model import LOSSES, Loss, Model
 from hetpipe.measuring.clock import stretch_of
 from hetpipe.measuring.confirm import differs, glance
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, turn_seconds
 from hetpipe.measuring.overhead import Figure, device_overhead
 from hetpipe.measuring.profiler import measure_device
-from hetpipe.spec.profiles.measurement import Measurement
 
 CPU, SIZES = torch.device("cpu"), (1, 2)
 

@@ -12,12 +12,12 @@ import pytest
 import torch.distributed as dist
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.standby import Standby
 from hetpipe.processes.world import World as RealWorld
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.director import Event, Leg
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere

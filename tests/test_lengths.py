@@ -9,6 +9,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.profiles.lengths import LengthFactor
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.layers.device import Emulation
 from hetpipe.layers.model import Loss, Model, ShapedBatch, cross_entropy
 from hetpipe.measuring import confirm, profiler
@@ -16,9 +19,6 @@ from hetpipe.measuring.cache import cache_path
 from hetpipe.measuring.layer_run import LayerRun
 from hetpipe.measuring.profiler import measure_device, profile_model
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profiles.lengths import LengthFactor
-from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.training.results.table import train_table
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 from tests.support.nets import LENGTH, batch, build

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from bench.links.hosts import HOSTS, missing
 from bench.links.run import carried, off
 from bench.links.steps import compared
+from hetpipe.documents.cluster import AdapterOf, Cluster, LinkBetween
 from hetpipe.measuring.confirm import both_ways
 from hetpipe.measuring.links import EQUAL, FlowFound, alone_on_hosts, explaining, many_flows, of_flows
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
 from tests.support.ranks import cluster_of, make_plan
 from tests.support.strategies import UNHURRIED, make_profile
 

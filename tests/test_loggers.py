@@ -16,7 +16,7 @@ import pytest
 
 import hetpipe
 from hetpipe import InputError
-from hetpipe.spec.job import Job, LogSection
+from hetpipe.documents.job import Job, LogSection
 from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.observers.loggers import LOGGERS, curves, evaluation_curves
 from hetpipe.training.observers.records import EvaluationRecord, StepRecord

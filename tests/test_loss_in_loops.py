@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hetpipe
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, as_tuple
-from hetpipe.spec.plan import Backend
 from tests.support.losses import LABELS
 from tests.support.ranks import make_plan
 

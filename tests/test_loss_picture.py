@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.job import Job
 from hetpipe.show.page.report import report_page
 from hetpipe.show.picture.canvas import NARROW, WIDE
 from hetpipe.show.picture.loss import RunCurve, loss_canvas
-from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult, curve_of, write_report
 from tests.support.jobs import Folder, train
 from tests.support.plans_shown import demo

@@ -10,6 +10,12 @@ import torch
 from torch import nn
 
 from hetpipe import InputError
+from hetpipe.documents.cluster import Cluster, Emulate
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.number_types import NumberTypes, Precision
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.precisions import PrecisionChoice
+from hetpipe.documents.profile import Profile
 from hetpipe.layers.device import MemoryMeter, static_storages
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.numbers import computing
@@ -23,12 +29,6 @@ from hetpipe.measuring.profiler import assemble, measure_device
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.arithmetic import arithmetic, other_flags
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster, Emulate
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.number_types import NumberTypes, Precision
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.precisions import PrecisionChoice
-from hetpipe.spec.profile import Profile
 from hetpipe.training.session import _emulation
 from tests.support.strategies import make_cluster, make_profile
 

@@ -27,6 +27,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.bound.lower import BOUND_END, Lower
 from hetpipe.partitioners.chain import Chain
@@ -36,9 +39,6 @@ from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from tests.support.plans import ROUNDING
 from tests.support.strategies import UNHURRIED, problems
 from tests.test_bounds import plans

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bench.reference import ReferenceEngine
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, Model, batch_size, mse
 from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.measuring.profiler import measure_device
-from hetpipe.spec.plan import Backend
 from hetpipe.training.session import Session
 from hetpipe.training.trainer import _note_model
 from tests.support.modes import frozen_net, keep_modes, linear_net, modes

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.bound.lower import Lower
 from hetpipe.partitioners.bound.nodes import NodeBound
@@ -17,7 +18,6 @@ from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
 from tests.support.plans import ROUNDING, checked
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 from tests.test_bounds import plans

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 import hetpipe
 from hetpipe import InputError
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes, Precision
+from hetpipe.documents.plan import Backend, Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.layers.model import Loss, Model, as_tuple, mse, select
 from hetpipe.layers.numbers import computing, stage_types
 from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes, Precision
-from hetpipe.spec.plan import Backend, Plan
-from hetpipe.spec.profile import Profile
 from tests.support.commands import Command
 from tests.support.jobs import Folder, train
 from tests.support.nets import batch, build

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import hetpipe
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.stopping import RunStopped
 from hetpipe.processes.world import alone
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
 from hetpipe.training.observers.attending import ObserverError, attending
 from hetpipe.training.observers.observer import Observer
 from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord

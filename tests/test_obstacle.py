@@ -12,6 +12,8 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from bench.planner.draws import wide
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
 from hetpipe.partitioners.even import Even
@@ -23,8 +25,6 @@ from hetpipe.partitioners.memory_fit.shortage import with_more_memory
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem
 from hetpipe.planning.registry import rules
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 from tests.support.plans import checked
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.files.messages import InputError
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
@@ -16,11 +21,6 @@ from hetpipe.predict.cost import Costs
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.runtime.backends import check_backend
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.overhead import DeviceOverhead
 from tests.support import ranks
 from tests.support.jobs import MLP, POINTS, Folder, train
 from tests.support.runs import trained

@@ -14,6 +14,8 @@ import torch
 
 import hetpipe
 from bench.reference import ReferenceEngine, train_reference
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.split import refuse_skips
@@ -24,8 +26,6 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.predict.sums import sync_segments
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, processes
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Backend, Plan
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_everywhere, train_rank
 from tests.support.jobs import Folder, train

@@ -1,4 +1,4 @@
-"""hetpipe/spec/options.py: the options of planning are the same everywhere."""
+"""hetpipe/documents/options.py: the options of planning are the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from hetpipe import InputError, PlanOptions, make_plan
 from hetpipe.cli import commands
-from hetpipe.spec.job import PlanSection
-from hetpipe.spec.options import PlanRules
+from hetpipe.documents.job import PlanSection
+from hetpipe.documents.options import PlanRules
 from tests.support.strategies import make_cluster, make_profile
 
 

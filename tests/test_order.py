@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpipe.documents.schedule import FORWARD_ONLY
 from hetpipe.runtime.replicas import plan_groups
 from hetpipe.runtime.stages.order import Step, agreed, early
-from hetpipe.spec.schedule import FORWARD_ONLY
 from tests.support.ranks import make_plan
 
 Item = tuple[str, tuple[int, ...], str]  # what it is, the ranks that must come to it, the same for all of them

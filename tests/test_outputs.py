@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from hetpipe.documents.job import LOG_FILES
+from hetpipe.documents.plan import Plan
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import append_line, write_text
 from hetpipe.planning.planner import make_plan
-from hetpipe.spec.job import LOG_FILES
-from hetpipe.spec.plan import Plan
 from tests.support.commands import Command, environment
 from tests.support.jobs import PLANNING, Folder
 

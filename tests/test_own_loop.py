@@ -13,10 +13,10 @@ import torch
 import hetpipe
 from bench.reference import ReferenceEngine
 from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.documents.plan import Plan
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, cross_entropy, mse
 from hetpipe.processes.ranks.launch import start_ranks
-from hetpipe.spec.plan import Plan
 from hetpipe.training.own.loop import _nodes_of
 from tests.support.nets import batch, build
 from tests.support.programs import alone, own_loop

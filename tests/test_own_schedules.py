@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hetpipe
+from hetpipe.documents.plan import Plan
 from hetpipe.layers.model import Loss, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.silence import told

@@ -119,7 +119,12 @@ def test_the_wheel_holds_every_module_and_runs_by_itself(built: Path, tmp_path: 
     modules = [name for name in tracked() if name.endswith(".py")]
     own = {name for name in modules if name.startswith("hetpipe/")}
     own |= {f"hetpipe/{name}" for name in modules if name.startswith(("models/", "partitioners/"))}
-    page = {"hetpipe/spec/guesses.yaml", "hetpipe/show/glossary.md", "hetpipe/show/page/style.css", "hetpipe/show/page/script.js"}
+    page = {
+        "hetpipe/documents/guesses.yaml",
+        "hetpipe/show/glossary.md",
+        "hetpipe/show/page/style.css",
+        "hetpipe/show/page/script.js",
+    }
     page |= {f"hetpipe/whatif/{name}" for name in ("cards.yaml", "popular.yaml", "zorse.json", "zorse-LICENSE.txt")}
     assert own | page | {"hetpipe/py.typed", "hetpipe/models/README.md"} == {name for name in held if ".dist-info/" not in name}
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import hetpipe.partitioners.even as e; print(e.__file__)"

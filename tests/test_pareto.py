@@ -11,6 +11,9 @@ import pytest
 
 import hetpipe
 import hetpipe.planning.pareto
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.catalogue import Catalogue, choice_of
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.planning import registry
@@ -20,9 +23,6 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.front_report import COLUMNS, draw_front, front_csv
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
-from hetpipe.spec.profile import Profile
 from tests.support.commands import Command
 from tests.support.strategies import make_cluster, make_profile
 

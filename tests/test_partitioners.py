@@ -8,6 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.chain import Chain
@@ -21,8 +23,6 @@ from hetpipe.partitioners.search.floor import simple_plans
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from tests.support.plans import checked
 from tests.support.strategies import UNHURRIED, make_cluster, make_problem, make_profile, problems
 

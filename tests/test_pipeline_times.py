@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.plan import Plan
 from hetpipe.partitioners.pipelines.line_cuts import about
 from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.predict import pipeline
 from hetpipe.predict.pipeline import Array, PipelineCosts, arguments, pipeline_times, stage_ends
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.plan import Plan
 from tests.support.strategies import make_cluster, make_profile
 
 

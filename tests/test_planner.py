@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import hetpipe
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import with_assumed
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.planning.bounds import fluid_bound
@@ -15,9 +18,6 @@ from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import make_plan, with_prediction
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.report import prediction_facts
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import with_assumed
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 from tests.support.strategies import make_cluster, make_problem, make_profile
 
 CLUSTER = make_cluster([{"a": 1, "b": 1}], price={"a": 3.0, "b": 1.0})

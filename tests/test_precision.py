@@ -17,19 +17,19 @@ from torch import nn
 
 import hetpipe
 from hetpipe import InputError, PartitionError, PlanOptions, make_plan
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job, ProfileSection
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.precisions import parse_precision, turns
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.exchange.export import export
 from hetpipe.planning import registry
 from hetpipe.planning.planner import note_of_precisions
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.report import plan_table
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job, ProfileSection
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.precisions import parse_precision, turns
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.sections.torch_named import TorchNamed
 from hetpipe.training.session import Request, Setting, _emulation, _new_plan, _try_plan
 from tests.support.commands import Command
 from tests.support.jobs import Folder

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hetpipe import InputError, make_plan
+from hetpipe.documents.precisions import HeldTypes, decide, in_job, turns
+from hetpipe.documents.profile import Profile
 from hetpipe.layers.numbers import type_name
-from hetpipe.spec.precisions import HeldTypes, decide, in_job, turns
-from hetpipe.spec.profile import Profile
 from hetpipe.training.session import Setting
 from tests.support.strategies import make_cluster
 from tests.test_precision import CLUSTER, profile

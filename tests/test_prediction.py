@@ -12,10 +12,10 @@ from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, in_training, mean_error
 from bench.prediction.run import parts_of, run
 from bench.prediction.runs import read_runs
+from hetpipe.documents.cluster import RuntimeOverhead
+from hetpipe.documents.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import RuntimeOverhead
-from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
-from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.external import NEEDS_SAILOR
 
 HEADER = "file,cluster,model,nodes,gbs,mbs,pp,dp,tp,layers,stage_gpus,real_iter_s,red_grads_s,max_mem_bytes,flag"

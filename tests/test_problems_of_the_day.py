@@ -11,11 +11,11 @@ from pathlib import Path
 
 from bench.planner.draws import wide
 from bench.planner.run import rules
+from hetpipe.documents.plan import Plan
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.search.floor import cost
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import with_prediction
-from hetpipe.spec.plan import Plan
 from tests.support.plans import ROUNDING, checked
 
 COUNT, MOST_DEVICES = 3, 16

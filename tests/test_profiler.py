@@ -11,6 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation
 from hetpipe.layers.model import LOSSES, Loss, Model, evaluating
@@ -19,10 +23,6 @@ from hetpipe.measuring.precision.layer_bytes import layer_profiles, saved_bytes
 from hetpipe.measuring.profiler import check_sizes, default_type_name, measure_device, profile_model
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.ranks import _rank_program, run_ranks
 from tests.support.user_parts import tied
 

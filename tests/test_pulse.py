@@ -13,14 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.processes import pulse
 from hetpipe.processes.peers import beats as peer_beats
 from hetpipe.processes.peers.beats import Beat, Silence, gone, read_beats
 from hetpipe.processes.progress import Seen
 from hetpipe.processes.pulse import PeerLostError, Pulse, peers_named
 from hetpipe.processes.whereabouts import describe_with, during, figures_from, on_change, resumes_from
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from hetpipe.training.observers.watch import look
 
 

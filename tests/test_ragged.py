@@ -16,12 +16,12 @@ from hetpipe.building.content import same_content
 from hetpipe.building.data import EpochSampler, Ragged, fetch, size_for
 from hetpipe.building.feed import Batch, Feed, Reading
 from hetpipe.building.masked import masked_first
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.language.conversations import chat
 from hetpipe.language.samples import Padded, Sequences, default_sizes
 from hetpipe.layers.numbers import as_type
 from hetpipe.processes.world import alone
-from hetpipe.spec.job import Job
 from tests.support.chats import chat_of, lines, tokenizer
 from tests.support.commands import Command
 from tests.support.user_parts import Steps
@@ -204,12 +204,14 @@ def test_a_mask_is_not_taken_for_positions(talk: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         build(talk, {"pack": True}, model=mask)
     assert str(caught.value) == (
-        "data 'chat' gives position_ids beside tokens, but model 'causal_lm' takes attention_mask: write extras: [position_ids] "
-        "in its args, or leave extras out there"
+        "data 'chat' gives position_ids beside tokens, but model 'causal_lm' takes attention_mask. To fix this, write extras: "
+        "[position_ids] in its args, or leave extras out there"
     )
     sizes = {key: value for key, value in QWEN.items() if key not in ("type", "head_dim", "num_key_value_heads")}
     bert = {"name": "bert", "args": sizes}
-    with pytest.raises(InputError, match="but model 'bert' takes attention_mask: take model causal_lm, or data without them"):
+    with pytest.raises(
+        InputError, match="but model 'bert' takes attention_mask. To fix this, take model causal_lm, or data without them"
+    ):
         build(talk, {"pack": True}, model=bert)
     llama = {"name": "llama", "args": sizes}
     for extra, name in (("pack", "position_ids"), ("mask", "attention_mask")):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from bench.reference import train_reference
 from hetpipe import InputError
+from hetpipe.documents.job import Job, ProfileSection
+from hetpipe.documents.number_types import NumberTypes
 from hetpipe.layers.model import Loss, Model, mse
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on, make_stage
@@ -19,8 +21,6 @@ from hetpipe.layers.transforms import COMPILED, Changed, lineage_of, transformed
 from hetpipe.layers.weights import empty_names, load_state, state_of
 from hetpipe.measuring.cache import cache_path
 from hetpipe.measuring.profiler import profile_model
-from hetpipe.spec.job import Job, ProfileSection
-from hetpipe.spec.number_types import NumberTypes
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.commands import Command

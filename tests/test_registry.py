@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import hetpipe.partitioners
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.search import floor
 from hetpipe.planning import registry
-from hetpipe.spec.job import Job
 from hetpipe.study.changes import QUICK
 from hetpipe.study.rules import equal_names, rule_names
 from tests.support.strategies import make_cluster, make_problem, make_profile

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bench.reference import ReferenceEngine
+from hetpipe.documents.plan import Plan
 from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import tied_layers
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
-from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.replica_programs import refusals, twenty_steps

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.timeline import Span, SpanKind, Timeline
 from hetpipe.show.report import plan_rows, plan_table, shorten, text_gantt, ticks, utilisation_table
 from hetpipe.show.words import microbatches_text, share_text
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,12 +18,12 @@ from hetpipe.building.build import build_layers
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.checkpoints.state_tensors import state_keys
+from hetpipe.documents.job import Job
+from hetpipe.documents.profile import Profile
 from hetpipe.files import folders
 from hetpipe.files.folders import check_room, claimed
 from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import RankFailure
-from hetpipe.spec.job import Job
-from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import checkpoint_bytes

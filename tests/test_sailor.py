@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.exchange.importers.sailor import curve_link
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 from tests.support.commands import Command
 from tests.support.external import NEEDS_SAILOR, SAILOR
 from tests.support.published import FLAT, from_sailor, refused, write, write_sailor

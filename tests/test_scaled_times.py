@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.what_if.run import off, rows
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.whatif.answer import Question, profile_of
 from hetpipe.whatif.cards import Card, Cards, known_cards, simplified
 from hetpipe.whatif.estimate import all_measured, estimate, scaled

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hetpipe.spec.schedule
-from hetpipe.spec.schedule import check_depths, default_depths, pipeline_actions, stage_actions
+import hetpipe.documents.schedule
+from hetpipe.documents.schedule import check_depths, default_depths, pipeline_actions, stage_actions
 
 
 def words(stage: int, depth: int, m: int) -> str:
@@ -50,4 +50,4 @@ def test_depths_that_rise_would_deadlock() -> None:
 
 
 def test_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(hetpipe.spec.schedule).failed == 0
+    assert doctest.testmod(hetpipe.documents.schedule).failed == 0

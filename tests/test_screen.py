@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.export import TARGETS
 from hetpipe.files.messages import clipped, visible
 from hetpipe.files.screen import Screen
 from hetpipe.processes.progress import say
 from hetpipe.show.tables import beside_table, profile_table
-from hetpipe.spec.profile import Profile
 from tests.support.commands import Command
 from tests.support.jobs import Folder
 

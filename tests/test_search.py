@@ -12,6 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster, RuntimeOverhead
+from hetpipe.documents.options import EffortChoice
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.bound.lower import Lower, least_sum
@@ -28,9 +31,6 @@ from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.compiled import Compiled
-from hetpipe.spec.cluster import Cluster, RuntimeOverhead
-from hetpipe.spec.options import EffortChoice
-from hetpipe.spec.profile import Profile
 from tests.support.plans import ROUNDING, checked
 from tests.support.strategies import UNHURRIED, crowds, make_cluster, make_problem, make_profile, problems
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.seats import Owners, Seat
 from hetpipe.layers.recipe import make_stage
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.sums import sync_segments
 from hetpipe.runtime.gradients import square_norm
 from hetpipe.runtime.replicas import local_groups, plan_groups
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.seats import Owners, Seat
 from tests.support.strategies import make_cluster, make_profile
 
 Stages = list[tuple[int, int]]  # of a replica: (layers, degree) of each stage

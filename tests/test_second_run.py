@@ -14,14 +14,14 @@ from hetpipe.building.content import Content
 from hetpipe.checkpoints.origin.base import BEGUN
 from hetpipe.checkpoints.resume import compare, identity
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.torch_named import SchedulerSection
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import DataFacts, ModelFacts, draft, filled, open_keys, schedule, steps_of
 from hetpipe.finetune.folder import continued, write_job
 from hetpipe.finetune.job import Made
 from hetpipe.finetune.kinds import Found
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.torch_named import SchedulerSection
 from tests.support.finetuning import CARDS
 
 DATA = Content(samples=40, whole="a" * 32, unordered="b" * 32, tokenizer="c" * 32, template="d" * 32)

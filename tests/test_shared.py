@@ -11,9 +11,9 @@ import pytest
 
 from hetpipe.checkpoints.stores import shared
 from hetpipe.checkpoints.stores.shared import appears
+from hetpipe.documents.job import Job
 from hetpipe.files.folders import LOCK_FILE
 from hetpipe.processes.ranks.report import RankFailure
-from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere
 from tests.support.jobs import Folder
 from tests.support.saving import train_apart

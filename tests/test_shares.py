@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.files.messages import InputError
 from hetpipe.planning.shares import fastest_shares, proportional_shares, shares_for
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
 def plan_of(*sizes: tuple[int, ...]) -> Plan:

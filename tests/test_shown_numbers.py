@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.units import human_bytes, human_seconds
 from hetpipe.predict.idle import CAUSES
 from hetpipe.show.draw import draw_plan
@@ -35,7 +36,6 @@ from hetpipe.show.words import (
     stage_sentence,
     work_share,
 )
-from hetpipe.spec.plan import Plan
 from hetpipe.study.make import make_study
 from hetpipe.study.rules import rule_names
 from hetpipe.study.scene import LaneScene, Scene, StageScene

@@ -7,6 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.schedule import default_depths
 from hetpipe.partitioners.compositions.composition_bounds import composition_sizes, compositions
 from hetpipe.partitioners.compositions.symmetry import Symmetry
 from hetpipe.partitioners.exact.listing import rows_below
@@ -19,9 +22,6 @@ from hetpipe.predict.pipeline import PipelineCosts, pipeline_times, stage_ends
 from hetpipe.predict.simulator import optimizers_of, replica_costs, simulate
 from hetpipe.predict.sums import gradients_ahead
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.schedule import default_depths
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile, problems
 
 FREE = {"bandwidth": 1e300, "latency": 0.0}

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.cli import exits
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.processes.stopping import RunStopped, StopRequest, forget_signals, heed_signals, importing, stop_if_told
-from hetpipe.spec.job import Job
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support.commands import agents, finish, processes, start
 from tests.support.jobs import Folder, train

@@ -21,14 +21,14 @@ from hetpipe.checkpoints.checkpoint import PART, CheckpointError, begin, complet
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.store import Stored
+from hetpipe.documents.job import CheckpointSection, Job
+from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.model import mse
 from hetpipe.processes import whereabouts
 from hetpipe.processes.world import World, alone
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import CheckpointSection, Job
-from hetpipe.spec.sections.evaluate import EvaluateSection
 from tests.support.memory_store import STATE, MemoryStore, on_threads
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan

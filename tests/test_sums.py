@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hetpipe.documents.plan import Backend, Plan, ReplicaPlan, StagePlan
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.sums import gradients_ahead, sync_segments
@@ -16,7 +17,6 @@ from hetpipe.predict.timeline import Timeline
 from hetpipe.runtime import gradients
 from hetpipe.runtime.gradients import GradientSync
 from hetpipe.runtime.replicas import OwnerGroup
-from hetpipe.spec.plan import Backend, Plan, ReplicaPlan, StagePlan
 from tests.support.strategies import make_cluster, make_profile
 
 MIB = 2**20

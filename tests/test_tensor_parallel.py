@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, StagePlan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.seats import pieces_of
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.auto import Auto
 from hetpipe.partitioners.exhaustive import Exhaustive
@@ -15,10 +19,6 @@ from hetpipe.planning.partition import Partitioner, PartitionError
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.simulator import replica_costs, simulate
 from hetpipe.predict.sums import sync_segments
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, StagePlan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.seats import pieces_of
 from tests.support.strategies import make_cluster, make_problem, make_profile
 
 WIRE = {"bandwidth": 100.0, "latency": 0.5}

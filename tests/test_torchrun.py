@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
-from hetpipe.spec.job import Job
+from hetpipe.documents.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from tests.support import restarted_loop

@@ -10,15 +10,15 @@ import pytest
 import torch
 from rich.console import Console
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.units import human_bytes
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.ranks.report import RankFailure
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.results.table import memory_table
 from hetpipe.training.runlog import TrainResult
 from tests.support.chats import chat_of, lines, tokenizer

@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 
 from hetpipe.building.build import build_data, build_model
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.whereabouts import resume, resumes_from
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.results.table import train_table
 from hetpipe.training.runlog import write_report
 from hetpipe.training.session import _check_profile

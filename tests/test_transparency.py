@@ -8,12 +8,12 @@ import functools
 import pytest
 import torch
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import as_tuple
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.runtime.backends import check_backend
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Backend
 from tests.support.nets import batch, build, copied
 from tests.support.ranks import cluster_of, run_ranks
 from tests.support.transparency import Case, Trained, largest_difference, train_cases, train_on_one_device

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from bench.what_if.ship import published
 from bench.what_if.zorse_plan import priced
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.clusters.assumed import with_assumed
 from hetpipe.files.messages import InputError
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.clusters.assumed import with_assumed
 from hetpipe.whatif.answer import Answer, Question, answer
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.models import find_model

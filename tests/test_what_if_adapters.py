@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.clusters.assumed import CONTEXT_BYTES, CUBLAS_BYTES, with_assumed
 from hetpipe.files.messages import InputError
 from hetpipe.hf.sizes import Config, Matrix
 from hetpipe.predict.cost import Costs
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.clusters.assumed import CONTEXT_BYTES, CUBLAS_BYTES, with_assumed
 from hetpipe.whatif.adapters.base import Base, matrix_bytes
 from hetpipe.whatif.adapters.lora import Lora, lora_of
 from hetpipe.whatif.adapters.profile import Adapted

@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
+from hetpipe.documents.cluster import Cluster, Node
 from hetpipe.files.messages import InputError
 from hetpipe.measuring.discover import note_missing_gpus
 from hetpipe.processes.world import World, bind_devices, connect
-from hetpipe.spec.cluster import Cluster, Node
 from tests.support.programs import save_late, talk
 from tests.support.ranks import cluster_of, run_ranks
 

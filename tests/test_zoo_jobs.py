@@ -18,7 +18,7 @@ from bench.reference import train_reference
 from hetpipe.building.build import build_data
 from hetpipe.building.data import fetch
 from hetpipe.cli.weights import export_weights_command
-from hetpipe.spec.job import Job
+from hetpipe.documents.job import Job
 from tests.support.commands import hetpipe
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.exchange.importers.zorse import LINE_SIZES, read_cell
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 from tests.support.external import external
 from tests.support.published import FULL, ZORSE_SIZES, refused, write, write_zorse
 
@@ -89,7 +89,7 @@ def test_a_cluster_of_the_options(zorse: Path) -> None:
 
 
 def cluster_link() -> Any:
-    from hetpipe.spec.cluster import Link
+    from hetpipe.documents.cluster import Link
 
     return Link(bandwidth=1e9)
 

@@ -19,16 +19,16 @@ from bench.reference import train_reference
 from bench.tables import chosen, environment, markdown, replace_table
 from bench.throughput.clusters import MIXES, cluster_document
 from hetpipe.cli.exits import main
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.ranks.preload import modules_of
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.loop import Loop
 from hetpipe.training.session import join, open_session
 from hetpipe.training.start import profile_everywhere

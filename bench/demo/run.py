@@ -19,6 +19,10 @@ from rich.table import Table
 
 from bench.reference import Truth, train_reference
 from hetpipe.cli.commands import main
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import human_seconds
 from hetpipe.files.writing import write_text
@@ -28,10 +32,6 @@ from hetpipe.planning.planner import make_plan
 from hetpipe.processes.progress import Activity
 from hetpipe.show.draw import draw_plan
 from hetpipe.show.report import plan_table, text_gantt, utilisation_table
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
 from hetpipe.study.rules import rule_names
 from hetpipe.training.runlog import TrainResult

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from bench.gpu.subject import Subject
 from bench.reference import ReferenceEngine
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes
+from hetpipe.documents.plan import Backend
 from hetpipe.layers.model import Loss, Tensors, cross_entropy, move, split_rows
 from hetpipe.processes.world import World, connect, create_world
 from hetpipe.runtime.backends import check_backend, open_engine, seat
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
-from hetpipe.spec.plan import Backend
 
 TOLERANCE = 1e-10  # of gradients in float64
 

@@ -13,9 +13,9 @@ from bench.gpu.one_stage import LOSSES, ROUNDED_GRADIENTS
 from bench.gpu.page import Row, Rows, Say
 from bench.gpu.prediction import beside
 from bench.gpu.subject import Subject
+from hetpipe.documents.number_types import NumberTypes, Precision
 from hetpipe.measuring.precision.choice import able
 from hetpipe.measuring.profiler import assemble, default_type_name, measure_device
-from hetpipe.spec.number_types import NumberTypes, Precision
 
 ERRORS = {"a step": 0.08, "peak bytes": 0.05}  # of predictions, on a card
 SCALE = 2.0**10  # of the loss in fp16: no step of these overflows

@@ -12,10 +12,10 @@ import hetpipe
 from bench.gpu.allocator import Allocator, allocator_of
 from bench.gpu.page import Row, Rows, Say
 from bench.gpu.subject import Subject
+from hetpipe.documents.profile import Profile
 from hetpipe.layers.model import Tensors, as_tuple, as_value, move, named_layers
 from hetpipe.layers.recipe import layer_on
 from hetpipe.measuring.layer_run import loss_of
-from hetpipe.spec.profile import Profile
 
 Loss = Callable[[Tensors], Tensor]
 UNITS = ("_seconds", "_bytes")

@@ -18,9 +18,9 @@ from bench.gpu.engines import (
 )
 from bench.gpu.page import Rows, Say
 from bench.gpu.subject import Subject
+from hetpipe.documents.plan import Backend
 from hetpipe.files.messages import InputError
 from hetpipe.runtime.backends import load_library
-from hetpipe.spec.plan import Backend
 
 STAGES = 2
 

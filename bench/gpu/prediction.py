@@ -11,8 +11,8 @@ from bench.gpu.engines import cluster_of, free, opened, step_seconds, world
 from bench.gpu.layer_bytes import profile_of
 from bench.gpu.page import Row, Rows, Say
 from bench.gpu.subject import Subject
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes, Precision
-from hetpipe.spec.profile import Profile
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes, Precision
+from hetpipe.documents.profile import Profile
 
 
 def prediction(subject: Subject, say: Say) -> Rows:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.plan import Backend, Plan, ReplicaPlan, StagePlan
 from hetpipe.layers.model import Loss, Model, cross_entropy
 from hetpipe.models import gpt
-from hetpipe.spec.plan import Backend, Plan, ReplicaPlan, StagePlan
 
 NAME = "gpt"
 

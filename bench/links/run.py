@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from bench.links.hosts import HEADERS, HOSTS, LIMIT_SECONDS, Host
 from bench.links.steps import Row, compared
 from bench.tables import markdown
-from hetpipe.spec.profile import Profile
+from hetpipe.documents.profile import Profile
 
 WIDE = 0.15  # token buckets let bursts pass, and a busy machine leaves them idle
 

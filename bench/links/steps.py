@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.links.hosts import Host, network, torchrun
+from hetpipe.documents.cluster import Adapter, Cluster, LinkBetween
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.profile import Profile
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Adapter, Cluster, LinkBetween
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Profile
 
 LAYERS, FEATURES, CLASSES = 4, 2**18, 8  # a sample's output is 1 MiB, sixteen times what a bucket lets pass at once
 BATCH = 8

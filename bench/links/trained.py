@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetpipe.building.build import build_model
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
 from hetpipe.training.loop import Loop
 from hetpipe.training.session import Request, join, obtain_profile, open_session
 

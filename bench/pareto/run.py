@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 
 from bench.partitioners.profiles import memory_gib, profile
+from hetpipe.documents.clusters.catalogue import Catalogue
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.front import Front
 from hetpipe.planning.pareto import make_front
 from hetpipe.processes.environment import cores
 from hetpipe.show.front_report import draw_front, front_csv, front_table
-from hetpipe.spec.clusters.catalogue import Catalogue
-from hetpipe.spec.profile import Profile
 
 TYPES = {"A100": 4.10, "A10": 2.04}  # price per hour of one device of an on-demand p4d.24xlarge and g5.48xlarge
 console = Console(width=160)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.partitioners.profiles import memory_gib
-from hetpipe.spec.cluster import Cluster
+from hetpipe.documents.cluster import Cluster
 
 # Inside a node: (bytes/s, seconds). PCIe 3 and 4 ×16 as programs see them; NVLink of V100 and A100 nodes as all-reduce sees it.
 INSIDE = {"pcie3": (10e9, 20e-6), "pcie4": (20e9, 20e-6), "nvlink2": (110e9, 10e-6), "nvlink3": (230e9, 10e-6)}

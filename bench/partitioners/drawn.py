@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.partitioners.clusters import BETWEEN, Case
 from bench.partitioners.zorse_profiles import PREFIX
-from hetpipe.spec.number_types import Precision
+from hetpipe.documents.number_types import Precision
 
 NVLINK = {"a100x40": "nvlink3", "a100x80": "nvlink3", "h100-nvl": "nvlink3", "v100x16": "nvlink2", "v100x32": "nvlink2"}
 DTYPES: dict[str, Precision] = {"float32": "fp32", "float16": "fp16"}

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from bench.partitioners.zorse_profiles import PREFIX, ZORSE, measured
 from hetpipe.building.datasets import find_data
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.options import memory_bytes
-from hetpipe.spec.profile import Profile
 
 SAILOR = find_data("sailor")
 EFFICIENCY, LAUNCH_SECONDS = 0.45, 2e-4

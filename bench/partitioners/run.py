@@ -22,13 +22,13 @@ from bench.partitioners.profiles import profile
 from bench.partitioners.zorse_profiles import ZORSE
 from bench.tables import geometric_mean, markdown
 from hetpipe.cli.commands import main
+from hetpipe.documents.plan import Plan
 from hetpipe.files.writing import write_text
 from hetpipe.partitioners.auto import Auto
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.registry import partitioner, rules
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.plan import Plan
 
 BASELINES = tuple(rule.name for rule in rules())
 TOLERANCE = 1e-9

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from hetpipe.building.datasets import find_data
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers import ImportOptions, import_published
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 PREFIX = "zorse:"
 ZORSE = find_data("zorse")

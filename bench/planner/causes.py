@@ -22,9 +22,9 @@ from bench.apart import each_apart
 from bench.planner.ablation import planned
 from bench.planner.run import drawn
 from bench.tables import markdown
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.profile import Profile
 
 FREE, AMPLE = Link(bandwidth=1e18), 2**50  # bytes/s, bytes
 console = Console(width=160)

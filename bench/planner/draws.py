@@ -8,10 +8,10 @@ from typing import Any
 
 from bench.partitioners.drawn import fields
 from bench.partitioners.profiles import memory_gib, profile
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 
 DEVICES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 BETWEEN, INSIDE = (0.12, 1.2, 3, 12, 25), (12, 50, 300)  # GB/s: Ethernet of 1 to 200 Gbit/s; PCIe to NVLink

@@ -28,6 +28,8 @@ from bench.partitioners.profiles import SAILOR, profile
 from bench.partitioners.zorse_profiles import ZORSE
 from bench.planner.draws import measured, wide
 from bench.tables import markdown
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.exchange.importers.sailor import import_sailor
 from hetpipe.files.messages import InputError
@@ -40,8 +42,6 @@ from hetpipe.partitioners.step_times.drafts import Draft
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import with_prediction
 from hetpipe.planning.registry import rules as every_rule
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 
 MODEL = "OPT-350"
 TYPES: dict[str, float] = {"A100-40": 40, "V100-16": 16, "Titan-RTX": 24, "GH-96": 96}  # GB

@@ -18,11 +18,11 @@ from bench.partitioners.zorse_profiles import PREFIX, imported, thinned
 from bench.tables import geometric_mean, markdown
 from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.profile import Profile
 from hetpipe.files.writing import write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.profile import Profile
 
 console = Console(width=160)
 

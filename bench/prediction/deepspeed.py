@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bench.prediction.gpt_neo import GPT_NEO_RUNS
 from bench.prediction.predicted import System, predict_all
-from hetpipe.spec.cluster import RuntimeOverhead
+from hetpipe.documents.cluster import RuntimeOverhead
 
 
 class Used(NamedTuple):

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.prediction.runs import DEVICES_PER_NODE, Run
+from hetpipe.documents.cluster import Cluster, RuntimeOverhead
+from hetpipe.documents.clusters.assumed import assumed_overhead
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster, RuntimeOverhead
-from hetpipe.spec.clusters.assumed import assumed_overhead
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 
 class System(NamedTuple):

@@ -25,7 +25,7 @@ from bench.prediction.vtrain import predict_from_zorse, predict_pipelines
 from bench.tables import markdown
 from hetpipe.building.datasets import data_folder, find_data
 from hetpipe.cli.commands import main
-from hetpipe.spec.cluster import RuntimeOverhead
+from hetpipe.documents.cluster import RuntimeOverhead
 
 console = Console()
 GB = 1e9

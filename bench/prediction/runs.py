@@ -6,8 +6,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.files.messages import InputError
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 DEVICES_PER_NODE = 4
 

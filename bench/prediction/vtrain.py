@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Array
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Array
 
 # devices, global batch, micro-batch, blocks, replicas, stages, milliseconds of an iteration
 ROWS = """

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.simulator.run import NODE, seconds_of, whole_plan
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.planning.shares import shares_for
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
@@ -24,8 +26,6 @@ from hetpipe.processes.ranks.launch import rank_environment
 from hetpipe.processes.world import bind_devices
 from hetpipe.runtime import replicas
 from hetpipe.runtime.replicas import PlanGroups, plan_groups
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from hetpipe.training.metrics import _as_timeline
 
 STAGES, MICROBATCHES, REPEATS = 8, 8, 3

@@ -19,12 +19,12 @@ import typer
 
 from bench.tables import environment, markdown
 from hetpipe.cli.commands import main
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.schedule import default_depths
 from hetpipe.predict.pipeline import PipelineCosts, pipeline_times, ready
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.schedule import default_depths
 
 SHAPES = ((4, 8), (8, 64), (16, 128), (64, 512), (128, 1024))
 NODE = 8  # devices of a node, where adapters are shared

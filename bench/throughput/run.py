@@ -24,6 +24,10 @@ from bench.tables import chosen, environment, geometric_mean, markdown, replace_
 from bench.throughput.clusters import MIXES, MODELS, Mix, cluster_document, tight_memory
 from hetpipe.building.build import build_model
 from hetpipe.cli.exits import main
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
@@ -32,10 +36,6 @@ from hetpipe.predict.simulator import simulate
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.ranks.preload import modules_of
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.loop import Loop
 from hetpipe.training.runlog import WARMUP_STEPS
 from hetpipe.training.session import join, open_session

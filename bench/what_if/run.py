@@ -19,8 +19,8 @@ import typer
 
 from bench.tables import markdown
 from hetpipe.cli.commands import main
+from hetpipe.documents.number_types import Precision
 from hetpipe.files.writing import write_text
-from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.estimate import MeasuredCell, all_measured, estimate, seconds
 from hetpipe.whatif.models import measured_model

@@ -20,15 +20,15 @@ import typer
 from bench.tables import markdown
 from hetpipe.building.datasets import data_folder
 from hetpipe.cli.commands import main
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import with_assumed
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
 from hetpipe.files.formats import read_mapping
 from hetpipe.planning.planner import make_plan
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import with_assumed
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Profile
 from hetpipe.whatif.answer import Question, profile_of
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.models import measured_model

@@ -17,6 +17,9 @@ from hetpipe.building.evaluated import evaluated_section, refuse_nothing
 from hetpipe.building.fused import fused_loss, labels_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.building.masked import extras_of, masked_first
+from hetpipe.documents.guesses import guesses
+from hetpipe.documents.job import Job, LossSection, Named
+from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.adapters.adapt import adapted
 from hetpipe.layers.batch_norm import check_batch_norm
@@ -28,9 +31,6 @@ from hetpipe.layers.trials.rows import ROWS
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.planning import registry
-from hetpipe.spec.guesses import guesses
-from hetpipe.spec.job import Job, LossSection, Named
-from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed
 
 _OPTIMIZERS_REFUSED = {
     "LBFGS": "it evaluates the model several times a step",

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from hetpipe.documents.job import DataSection, Job
+from hetpipe.documents.sections.evaluate import EvaluateSection, EvaluationData
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
 from hetpipe.layers.model import Loss, accuracy, cross_entropy
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
-from hetpipe.spec.job import DataSection, Job
-from hetpipe.spec.sections.evaluate import EvaluateSection, EvaluationData
 
 HELD_OUT = "test_fraction"  # the argument of data that says which part does not train: none of a set of its own
 

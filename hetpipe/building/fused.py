@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
+from hetpipe.documents.job import Job, LossSection
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.chunked import IGNORED
 from hetpipe.layers.losses.fused import fused_cross_entropy
 from hetpipe.layers.model import Loss
-from hetpipe.spec.job import Job, LossSection
 
 
 def labels_of(job: Job, model: Callable[..., Any]) -> dict[str, Any]:

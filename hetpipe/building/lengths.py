@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from itertools import islice
 
 from hetpipe.building.data import EpochSampler, MapDataset, Ragged, fetch, size_for
+from hetpipe.documents.job import TrainSection
 from hetpipe.layers.model import ShapedBatch
 from hetpipe.layers.numbers import as_type
 from hetpipe.layers.trials.rows import ROWS
-from hetpipe.spec.job import TrainSection
 
 BATCHES = 1000  # of an epoch, from whose sizes their shares are known to a few percent
 

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.files.formats import Count, Name, Number, Strict
-from hetpipe.spec.sections.evaluate import EvaluateSection
 
 
 class SavedBest(Strict):

@@ -30,13 +30,13 @@ from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.store import Store, Stored, name_of
 from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, said_of, take_over
+from hetpipe.documents.job import GONE, CheckpointSection, Job, TrainSection
 from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import GONE, CheckpointSection, Job, TrainSection
 
 FREE = {  # by their section: a run may change them unsaid
     "train": ("steps", "epochs", "evaluate_samples", "check_replicas_every", "on_nonfinite"),

@@ -13,10 +13,10 @@ from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_ba
 from hetpipe.checkpoints.stores.folder import STATE_FILE, store_at, stored_at
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.training_state import read_saved
+from hetpipe.documents.sections.adapter import CONFIG_FILE
 from hetpipe.files.messages import InputError
 from hetpipe.layers.weights import materialise, state_of
 from hetpipe.processes.world import alone
-from hetpipe.spec.sections.adapter import CONFIG_FILE
 
 LIKE_TRAINED = "build the model as it was built for training, and of the same type (model.to(torch.bfloat16), say)"
 

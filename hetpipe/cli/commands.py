@@ -21,6 +21,14 @@ from hetpipe.cli.guesses import instead
 from hetpipe.cli.terminal import install_watching, nothing_else
 from hetpipe.cli.weights import export_weights_command
 from hetpipe.cli.what_if import what_if
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import is_assumed, told_of
+from hetpipe.documents.clusters.catalogue import Catalogue, choice_of, load_choice
+from hetpipe.documents.job import LOG_FILES, Job
+from hetpipe.documents.options import EffortChoice, PlanOptions, ScheduleChoice
+from hetpipe.documents.plan import Backend, Plan
+from hetpipe.documents.precisions import parse_precision
+from hetpipe.documents.profile import Profile
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, counted, nearest
@@ -34,14 +42,6 @@ from hetpipe.processes.ranks.launch import start_server
 from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.processes.stopping import StopRequest, importing
 from hetpipe.show.command import show
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import is_assumed, told_of
-from hetpipe.spec.clusters.catalogue import Catalogue, choice_of, load_choice
-from hetpipe.spec.job import LOG_FILES, Job
-from hetpipe.spec.options import EffortChoice, PlanOptions, ScheduleChoice
-from hetpipe.spec.plan import Backend, Plan
-from hetpipe.spec.precisions import parse_precision
-from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Cards
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export import TARGETS
 from hetpipe.files.messages import InputError, visible
 from hetpipe.files.writing import check_output, write_text
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -13,6 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import SAME
 from hetpipe.fastspeed.convert import Converted, convert
@@ -21,7 +22,6 @@ from hetpipe.files.messages import InputError, shown
 from hetpipe.files.parsing import yaml_text
 from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output, write_text
-from hetpipe.spec.cluster import Cluster
 
 app = typer.Typer(help="Turn another trainer's config into a job.", no_args_is_help=True)
 

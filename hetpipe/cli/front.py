@@ -7,6 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.catalogue import Catalogue, choice_of
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.profile import Profile
 from hetpipe.files.writing import check_folder, check_output, write_text
 from hetpipe.planning.pareto import FrontWithPlans, make_front
 from hetpipe.planning.partition import PartitionError
@@ -15,10 +19,6 @@ from hetpipe.processes.environment import cores
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.show.front_report import draw_front, front_csv, front_table
 from hetpipe.show.picture.file import check_picture
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.catalogue import Catalogue, choice_of
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.profile import Profile
 
 FEW_ROWS = 12  # up to so many, processes would take longer to start than to plan
 Outputs = tuple[Path | None, Path | None, Path | None]  # -o, --csv, --plans

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from hetpipe.cli.weights import of_job
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError, cut, shown
 from hetpipe.language.writing.template import SWITCHES, Thinking
 from hetpipe.processes.progress import Activity, warn
-from hetpipe.spec.job import Job
 
 TRUST = "trust_remote_code"
 

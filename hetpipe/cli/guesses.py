@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetpipe.spec.guesses import guesses
+from hetpipe.documents.guesses import guesses
 
 
 def instead(words: Sequence[str]) -> str:

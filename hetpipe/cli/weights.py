@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
-from hetpipe.spec.job import Job
 
 
 def export_weights_command(

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.profile import Profile
 from hetpipe.files.formats import explained
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
@@ -17,8 +19,6 @@ from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output
 from hetpipe.planning.partition import PartitionError
 from hetpipe.processes.progress import Activity
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.profile import Profile
 from hetpipe.whatif.adapters.base import Base
 from hetpipe.whatif.adapters.lora import lora_of
 from hetpipe.whatif.cards import Cards, known_cards

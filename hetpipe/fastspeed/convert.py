@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.changes import Change, changes
 from hetpipe.fastspeed.import_path import import_path
 from hetpipe.files.messages import InputError
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 MODEL = "hetpipe.fastspeed:one_layer"
 SAMPLES = "hetpipe.fastspeed:dict_samples"

@@ -25,6 +25,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from hetpipe.building.data import EpochSampler
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.fastspeed.arguments import Arguments
 from hetpipe.fastspeed.convert import BY_DEVICE, MODEL, accumulated, manual_plan, measured_sizes
 from hetpipe.fastspeed.module import as_one_layer, load_optimizer, put_weights, read_checkpoint
@@ -36,10 +40,6 @@ from hetpipe.planning.shares import proportional_shares
 from hetpipe.processes.environment import place
 from hetpipe.processes.world import World, connect
 from hetpipe.runtime.base import Engine
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.sections.torch_named import TorchNamed
 from hetpipe.training.own.loop import wrap
 from hetpipe.training.session import Request, Setting, meet, prepare
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetpipe.documents.sections.adapter import ALL_LINEAR, NO_LORA, parse_lora
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.sections.adapter import ALL_LINEAR, NO_LORA, parse_lora
 
 DEFAULT = "r=16"  # of --lora
 TOKENIZER = "tokenizer.json"  # of a folder that holds one

@@ -8,15 +8,15 @@ from math import ceil
 from typing import Any, NamedTuple, get_args
 
 from hetpipe.building.evaluated import HELD_OUT
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import JSON_LINES, Job, apply_settings
+from hetpipe.documents.number_types import TYPE_OF
+from hetpipe.documents.precisions import parse_precision
+from hetpipe.documents.sections.adapter import Base
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.kinds import Found
 from hetpipe.language.packing import pack
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import JSON_LINES, Job, apply_settings
-from hetpipe.spec.number_types import TYPE_OF
-from hetpipe.spec.precisions import parse_precision
-from hetpipe.spec.sections.adapter import Base
 
 SOURCE = "the job of this command"
 LENGTH, BATCH = 2048, 32  # tokens of a sample or row, samples or rows of a step: at most, unless they are asked for

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.parsing import yaml_text
-from hetpipe.spec.cluster import Cluster
 
 EXAMPLE = "3090:24GiB:4,2x1080ti:11GiB:10"
 _CARD = re.compile(r"(?:([0-9]{1,5})x)?([^:,\s]+):([^:,]+):([0-9.]+(?:[eE][+-]?[0-9]+)?)")

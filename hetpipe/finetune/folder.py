@@ -13,6 +13,7 @@ from hetpipe.checkpoints.origin.revision import KEY as REVISION
 from hetpipe.checkpoints.origin.revision import WEIGHTS
 from hetpipe.checkpoints.resume import UNSAID, identity
 from hetpipe.checkpoints.training_state import TrainerState
+from hetpipe.documents.job import Job
 from hetpipe.files.formats import flat, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.files.parsing import yaml_text
@@ -22,7 +23,6 @@ from hetpipe.finetune.draft import ADAPTER, CLUSTER_FILE, JOB_FILE, MODEL, SOURC
 from hetpipe.finetune.emulated import cluster_text
 from hetpipe.finetune.job import Made
 from hetpipe.processes.progress import say, warn
-from hetpipe.spec.job import Job
 
 DEVICES = ("train.precision",)  # of what makes a run what hangs on the devices, which may be others
 OF_SCHEDULE = "train.scheduler."

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hetpipe.building.build import build_data
 from hetpipe.building.content import Content
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import counted
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import LENGTH_KEY, SOURCE, DataFacts, ModelFacts, draft, filled, open_keys, steps_of
@@ -15,7 +16,6 @@ from hetpipe.finetune.kinds import COUNTED
 from hetpipe.finetune.looked import Looked
 from hetpipe.processes.environment import place
 from hetpipe.processes.progress import Activity
-from hetpipe.spec.job import Job
 
 
 class Made(NamedTuple):

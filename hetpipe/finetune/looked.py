@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.adapter import CONFIG_FILE, WEIGHTS_FILE
 from hetpipe.files.hub import NAME, cached_folder
 from hetpipe.files.messages import InputError, shown
 from hetpipe.finetune.asked import Asked
@@ -15,9 +18,6 @@ from hetpipe.finetune.kinds import Found, kind_of
 from hetpipe.hf.hub import folder_of, refuse_adapters
 from hetpipe.language.writing.template import NONE, read_template
 from hetpipe.processes.environment import place
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 
 class Looked(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.finetune.statement import Statement, make_statement
 from hetpipe.processes.progress import Activity
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session
 from hetpipe.training.trainer import Trainer

@@ -9,16 +9,16 @@ from typing import Any
 from torch import nn
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.draft import steps_of
 from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
 from hetpipe.show.words import FEW_STAGES, enumerated, in_words, layer_range, microbatches_text
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.make import make_study
 from hetpipe.study.scene import LaneScene, Scene
 from hetpipe.training.session import Session

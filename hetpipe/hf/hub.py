@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hetpipe.documents.sections.adapter import CONFIG_FILE
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, cut, shown
 from hetpipe.processes.environment import place
-from hetpipe.spec.sections.adapter import CONFIG_FILE
 
 # What a folder may hold beside config and weights, and what its trained successor needs too: all that transformers' tokenizers
 # write (their `vocab_files_names`, and the templates of chats).

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
+from hetpipe.documents.number_types import Frozen
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, shown
-from hetpipe.spec.number_types import Frozen
 
 Kind = Literal["llama", "gpt", "bert"]  # of a layer: with a gate and no positions of its own; without; and seeing all tokens
 

@@ -7,8 +7,8 @@ from typing import get_args
 
 from torch import nn
 
+from hetpipe.documents.job import BatchNorm
 from hetpipe.files.messages import InputError, nearest
-from hetpipe.spec.job import BatchNorm
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 AnyBatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from hetpipe.documents.cluster import DeviceType
+from hetpipe.documents.options import DEFAULT_RESERVE
+from hetpipe.documents.profiles.lengths import LengthFactor, length_factor
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
-from hetpipe.spec.cluster import DeviceType
-from hetpipe.spec.options import DEFAULT_RESERVE
-from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
-from hetpipe.spec.profiles.measurement import Measurement
 
 
 def usable_bytes(gpu: torch.device) -> int:

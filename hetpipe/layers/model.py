@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.job import BatchNorm, CoupledLayers
 from hetpipe.files.limits import MOST_LAYERS
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.layers.trials.chain_check import check_chain
 from hetpipe.layers.untouched.kinds import Kinds
-from hetpipe.spec.job import BatchNorm, CoupledLayers
 
 Tensors = Tensor | tuple[Tensor, ...]
 _ALONG = "_hetpipe_along"

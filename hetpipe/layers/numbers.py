@@ -10,8 +10,8 @@ from typing import Any, Protocol, cast, get_args, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.number_types import AS_BUILT, PRECISION_OF, NumberType, NumberTypes
 from hetpipe.layers.transforms import tensors_of
-from hetpipe.spec.number_types import AS_BUILT, PRECISION_OF, NumberType, NumberTypes
 
 
 def torch_type(name: NumberType) -> torch.dtype:

@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
 from hetpipe.layers.stage import Stage
 from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.weights import give_values, replace_tensors
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
 
 CPU = torch.device("cpu")
 

@@ -14,6 +14,11 @@ from torch import nn
 
 import hetpipe
 from hetpipe.building.build import optimizer_factory
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.precisions import PrecisionChoice
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, row_shapes
 from hetpipe.layers.transforms import lineage_of
@@ -23,11 +28,6 @@ from hetpipe.processes.arithmetic import arithmetic, other_flags
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, say, warn
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.precisions import PrecisionChoice
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.sections.torch_named import TorchNamed
 
 
 def measured(

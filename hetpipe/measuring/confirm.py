@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from hetpipe.documents.cluster import AdapterOf, Cluster, Device, LinkBetween
+from hetpipe.documents.number_types import NumberTypes
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.units import human_seconds
 from hetpipe.layers.device import one_thread, torch_device
 from hetpipe.layers.model import Model, as_tuple, move, named_layers
@@ -21,10 +25,6 @@ from hetpipe.measuring.measure import turns
 from hetpipe.measuring.profiler import time_layer
 from hetpipe.measuring.traffic import Pair, ping_pong
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import AdapterOf, Cluster, Device, LinkBetween
-from hetpipe.spec.number_types import NumberTypes
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 NEGLIGIBLE_SECONDS = 2e-4  # by which times of tiny layers and messages differ from run to run
 GLANCE_SECONDS, GLANCES = 2.0, 7  # for all layers that are looked at, and how often each is at most

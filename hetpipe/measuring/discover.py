@@ -11,6 +11,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Backend, Plan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.device import torch_device
 from hetpipe.measuring.profiler import default_type_name
@@ -18,10 +22,6 @@ from hetpipe.processes.environment import place
 from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.backends import drives_a_replica
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Backend, Plan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 ALIKE = 0.05  # hosts whose times differ by no more are one type of device
 NOMINAL = 1.1  # a card sold as one of 24 GB may have 22.2 GiB: by so much a cluster file may be above what CUDA says

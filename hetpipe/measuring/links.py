@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
+from hetpipe.documents.cluster import AdapterOf, Cluster, LinkBetween, Rates
 from hetpipe.files.units import three_digits
 from hetpipe.measuring.traffic import SMALL_BYTES, Flow, Pair, at_once, ping_pong
 from hetpipe.processes.progress import Activity, warn
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween, Rates
 
 LARGE_BYTES = 4 * 2**20
 LATENCY_REPEATS = 15

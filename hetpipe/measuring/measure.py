@@ -10,6 +10,12 @@ from typing import Any
 
 import torch
 
+from hetpipe.documents.cluster import Cluster, Device
+from hetpipe.documents.job import ProfileSection
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.precisions import PrecisionChoice
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, one_thread, torch_device
 from hetpipe.layers.model import Model, named_layers
@@ -27,12 +33,6 @@ from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster, Device
-from hetpipe.spec.job import ProfileSection
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.precisions import PrecisionChoice
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.overhead import DeviceOverhead
 
 HOST = "host"  # the tables by which emulated devices are paced
 Hosts = dict[Precision | None, Measured]

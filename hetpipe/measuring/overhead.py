@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.layers.device import Stopwatch, one_thread
 from hetpipe.layers.host.copies import Copies
 from hetpipe.layers.model import Model, Tensors, Wanted, as_tuple, move, named_layers
@@ -26,7 +27,6 @@ from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.executor import StageRun
 from hetpipe.runtime.stages.transfers import Room
-from hetpipe.spec.profiles.overhead import DeviceOverhead
 
 REPEATS, MICROBATCHES = 7, 32
 CPU_WIDTH, CUDA_WIDTH = 8, 2048  # of the layer by which actions are timed: on a card one to hide behind

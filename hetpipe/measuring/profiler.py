@@ -24,6 +24,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.cluster import AdapterOf, LinkBetween
+from hetpipe.documents.number_types import NumberTypes, Precision
+from hetpipe.documents.profile import OptimizerProfile, Profile
+from hetpipe.documents.profiles.lengths import LengthFactor
+from hetpipe.documents.profiles.measurement import Measurement
+from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import Emulation, one_thread, trained_bytes
 from hetpipe.layers.model import Model, ShapedBatch, as_tuple, as_value, move, named_layers, numbers_of, sample_bytes
@@ -37,12 +43,6 @@ from hetpipe.measuring.precision.casts import Copy, cast_again, kept_copies
 from hetpipe.measuring.precision.layer_bytes import boundary_bytes, kinds_of, layer_profiles, saved_bytes_somewhere
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
-from hetpipe.spec.cluster import AdapterOf, LinkBetween
-from hetpipe.spec.number_types import NumberTypes, Precision
-from hetpipe.spec.profile import OptimizerProfile, Profile
-from hetpipe.spec.profiles.lengths import LengthFactor
-from hetpipe.spec.profiles.measurement import Measurement
-from hetpipe.spec.profiles.overhead import DeviceOverhead
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 Advance = Callable[[str], None]

@@ -10,9 +10,9 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.planning.partition import Problem
 from hetpipe.planning.programs import Program
-from hetpipe.spec.profiles.measurement import Measurement
 
 Array = NDArray[np.float64]
 

@@ -8,12 +8,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, Proof
+from hetpipe.documents.profile import Profile
 from hetpipe.files.formats import Bytes, Count, DeviceCount, Document, Flag, Name, Number, Positive, Samples, Strict
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.sums import sync_segments
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, Proof
-from hetpipe.spec.profile import Profile
 
 Status = Literal["planned", "dominated", "infeasible", "excluded", "unknown"]
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.documents.plan import Plan, StagePlan
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.predict.cost import Costs, most_in_flight
 from hetpipe.predict.simulator import Run, play
-from hetpipe.spec.plan import Plan, StagePlan
-from hetpipe.spec.profile import Profile
 
 NEARLY_NOTHING = 2.0**-14
 

@@ -6,7 +6,7 @@
 3. A row is *dominated* if a plan in hand of another row is at most as slow as this row's least step, and at most as dear as its
    least price: no plan of it could be on the front, so none is searched.
 4. Else its sub-cluster is planned, with its share of most of the time; where memory is too short and the precision is "auto",
-   again at other precisions (`hetpipe.spec.precisions.turns`). Fewer nodes are part of more: a plan for them serves the
+   again at other precisions (`hetpipe.documents.precisions.turns`). Fewer nodes are part of more: a plan for them serves the
    larger sub-cluster too, and a bound for the larger one holds for the smaller.
 5. The rest of the time is for rows whose search was cut short: first those on the front, then others that their bounds allow
    there.
@@ -26,6 +26,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.catalogue import Catalogue, Choice, Counts, choice_of
+from hetpipe.documents.options import LIMITS, PlanOptions
+from hetpipe.documents.plan import Plan, Proof
+from hetpipe.documents.precisions import turns
+from hetpipe.documents.profile import Profile
 from hetpipe.files.limits import MOST_SUBCLUSTERS
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
@@ -34,12 +40,6 @@ from hetpipe.planning.front import Front, Planned, Row, Status, nodes_text, plan
 from hetpipe.planning.partition import PartitionError, Problem
 from hetpipe.planning.planner import note_of_precisions
 from hetpipe.planning.workers import Planners, Solved
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.catalogue import Catalogue, Choice, Counts, choice_of
-from hetpipe.spec.options import LIMITS, PlanOptions
-from hetpipe.spec.plan import Plan, Proof
-from hetpipe.spec.precisions import turns
-from hetpipe.spec.profile import Profile
 
 SECONDS = 50.0  # for all together, where no limit is given
 EACH_SECONDS, LEAST_SECONDS = 10.0, 0.5  # for the search of one sub-cluster

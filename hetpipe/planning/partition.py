@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import with_assumed
+from hetpipe.documents.options import EffortChoice, PlanOptions, ScheduleChoice
+from hetpipe.documents.plan import Backend, Plan, Proof
+from hetpipe.documents.profile import Profile
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import with_assumed
-from hetpipe.spec.options import EffortChoice, PlanOptions, ScheduleChoice
-from hetpipe.spec.plan import Backend, Plan, Proof
-from hetpipe.spec.profile import Profile
 
 
 class PartitionError(Exception):

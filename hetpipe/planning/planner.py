@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Plan, Prediction, Proof
+from hetpipe.documents.precisions import turns
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.planning import registry
@@ -15,11 +20,6 @@ from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.offload import solve
 from hetpipe.planning.partition import PartitionError, Problem, Solution, never
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Plan, Prediction, Proof
-from hetpipe.spec.precisions import turns
-from hetpipe.spec.profile import Profile
 
 LIMIT_SLACK = 1 + 1e-9  # sums in another order
 LEAST_SECONDS = 0.1  # of a search after another
@@ -38,7 +38,7 @@ def make_plan(
     """The plan of the partitioner that the options name, with its prediction. `changes` are options by their names:
     `make_plan(profile, cluster, 64, partitioner="fasop")`. `progress` is told what the search knows so far; when `stopped`
     says so, it ends, and the best plan so far is the answer. Where the precision is "auto" and memory is too short for a plan at
-    the fastest, others that are safe are tried (`turns` of `hetpipe.spec.precisions`); the time limit is for all together.
+    the fastest, others that are safe are tried (`turns` of `hetpipe.documents.precisions`); the time limit is for all together.
     InputError if an argument is wrong, PartitionError if no plan fits, none was found in time, or the partitioner's own breaks a
     limit."""
     options = options.changed(changes)

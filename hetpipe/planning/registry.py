@@ -11,9 +11,9 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError, nearest
 from hetpipe.planning.partition import Partitioner
-from hetpipe.spec.job import Job
 
 DATASETS = {
     "chat": "hetpipe.language.conversations",

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
-from hetpipe.spec.plan import Plan
 
 
 def fastest_shares(times: Sequence[Sequence[float]], m: int) -> list[int]:

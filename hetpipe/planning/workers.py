@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any, NamedTuple
 
+from hetpipe.documents.plan import Plan
 from hetpipe.planning import registry
 from hetpipe.planning.offload import solve
 from hetpipe.planning.partition import Partitioner, Problem
 from hetpipe.planning.planner import with_prediction
-from hetpipe.spec.plan import Plan
 
 _planner: list[Partitioner] = []  # of a worker process
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Cluster, Link, ReceiveBuffers
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.schedule import FORWARD_ONLY
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster, Link, ReceiveBuffers
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.schedule import FORWARD_ONLY
 
 Array = NDArray[np.float64]
 Real = TypeVar("Real", float, Array)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 
 
 def with_footprint(timeline: Timeline, plan: Plan, profile: Profile, cluster: Cluster) -> Timeline:

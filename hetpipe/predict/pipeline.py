@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.spec.schedule import check_depths
+from hetpipe.documents.schedule import check_depths
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

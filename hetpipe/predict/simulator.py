@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.plan import Plan, ReplicaPlan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.files.units import in_bytes
 from hetpipe.predict.contention import Array, Pipe, RingSum, share
@@ -22,9 +25,6 @@ from hetpipe.predict.cost import Costs, most_in_flight
 from hetpipe.predict.pipeline import PipelineCosts, StageTimes, action_ends, forward_depths, stage_times
 from hetpipe.predict.sums import Segment, gradients_ahead, sync_segments, sync_times
 from hetpipe.predict.timeline import LazySpans, Span, SpanKind, Timeline
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.plan import Plan, ReplicaPlan
-from hetpipe.spec.profile import Profile
 
 
 def replica_costs(costs: Costs, replica: ReplicaPlan) -> PipelineCosts:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hetpipe.documents.cluster import Cluster, Node
 from hetpipe.files.messages import InputError
 from hetpipe.processes.cards import begin_backward, check_card
 from hetpipe.processes.environment import check_environment, launched, long_timeout, place, step_timeout
@@ -21,7 +22,6 @@ from hetpipe.processes.peers.differences import check_alike
 from hetpipe.processes.pulse import agent_keeps_store, peers_named, start_pulse
 from hetpipe.processes.rendezvous import leave, meet_ranks
 from hetpipe.processes.whereabouts import waiting
-from hetpipe.spec.cluster import Cluster, Node
 
 T = TypeVar("T")
 

@@ -8,6 +8,9 @@ from importlib import import_module
 
 import torch
 
+from hetpipe.documents.cluster import Cluster, Device
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes
+from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation
 from hetpipe.layers.model import Model
@@ -19,9 +22,6 @@ from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.stages.engine import TorchEngine
-from hetpipe.spec.cluster import Cluster, Device
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
-from hetpipe.spec.plan import Backend, Plan
 
 _LIBRARIES = {"fairscale": "hetpipe.runtime.pipes.fairscale_pipe", "torchgpipe": "hetpipe.runtime.pipes.torchgpipe_gpipe"}
 

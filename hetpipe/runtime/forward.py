@@ -12,6 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, RowShapes, Tensors, Wanted, as_tuple, as_value, batch_size, evaluating, row_shapes
 from hetpipe.layers.numbers import callers_autocast, computing
@@ -24,7 +25,6 @@ from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.holder import Holder
 from hetpipe.runtime.precision.boundaries import Boundaries
-from hetpipe.spec.plan import Plan
 
 OnOutput = Callable[[Tensors, int], None]  # of a micro-batch, by its number
 

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetpipe.documents.cluster import BUCKET_BYTES
 from hetpipe.layers.weights import fingerprint
 from hetpipe.runtime.replicas import OwnerGroup
-from hetpipe.spec.cluster import BUCKET_BYTES
 
 FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # of which all numbers are finite, and none can be added up
 

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError, listed
 from hetpipe.layers.model import Model, Tensors, as_tuple, batch_size, select
 from hetpipe.layers.transforms import written_names
@@ -20,7 +21,6 @@ from hetpipe.runtime.checks import stale
 from hetpipe.runtime.checks.agreement import batch_mark
 from hetpipe.runtime.gradients import is_finite
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.spec.plan import Plan
 
 Span = tuple[str, int, int, str, int, float, float]  # device, replica, stage, kind, micro-batch, start, end
 SHARED = 64  # parts of batches that are known until they are used

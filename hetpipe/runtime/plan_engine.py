@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, Wanted, named_layers
 from hetpipe.layers.trials.layer_check import Outcome, few_of_each_kind
@@ -32,7 +33,6 @@ from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
 from hetpipe.runtime.precision.loss_scale import Divisor, LossScale
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.whole_state import whole_state
-from hetpipe.spec.plan import Plan
 
 CHECK_REPLICAS_EVERY = 100  # steps, unless a job says otherwise
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.seats import Owners
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
 from hetpipe.processes.environment import step_timeout
 from hetpipe.processes.world import check_devices
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.seats import Owners
 
 
 @dataclass(frozen=True)

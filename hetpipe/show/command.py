@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import PLAN_FILE, PROFILE_FILE
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.files.screen import Screen
 from hetpipe.planning.front import Front
 from hetpipe.processes.progress import Activity
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import PLAN_FILE, PROFILE_FILE
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.study import Study
 
 

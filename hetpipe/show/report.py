@@ -13,14 +13,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.show.trace import WORK, by_device
 from hetpipe.show.words import PROOFS, layer_range, memory_text, numbers_text, origin_text, share_text, stage_key, unused_line
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.scene import LaneScene, Scene, StageScene, make_scene
 
 _NUMBERS = ("F", "B", "params", "memory")

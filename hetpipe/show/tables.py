@@ -9,11 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetpipe.files.units import human_bytes, human_seconds, three_digits
-from hetpipe.predict.idle import Cause
-from hetpipe.show.report import Narrowing, paragraphs
-from hetpipe.show.words import idle_line, limit_line, memory_line, memory_text, percent, stage_key, too_full, unused_line
-from hetpipe.spec.clusters.assumed import (
+from hetpipe.documents.clusters.assumed import (
     ALLOCATOR_FACTOR,
     CHANNEL_BYTES,
     CONTEXT_BYTES,
@@ -21,7 +17,11 @@ from hetpipe.spec.clusters.assumed import (
     NVLINK_CHANNELS,
     PCIE_CHANNELS,
 )
-from hetpipe.spec.profile import Profile
+from hetpipe.documents.profile import Profile
+from hetpipe.files.units import human_bytes, human_seconds, three_digits
+from hetpipe.predict.idle import Cause
+from hetpipe.show.report import Narrowing, paragraphs
+from hetpipe.show.words import idle_line, limit_line, memory_line, memory_text, percent, stage_key, too_full, unused_line
 from hetpipe.study.scene import Scene
 
 MOST_FLOWS = 20  # that are shown

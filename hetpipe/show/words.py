@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.limits import MOST_LINES
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.idle import CAUSES, Cause
 from hetpipe.show.terms import in_short, term
-from hetpipe.spec.plan import Plan
 from hetpipe.study.scene import Edge, LaneScene, Scene, StageScene
 
 TIGHT, MANY_TIMES = 0.9, 10  # of a device's memory

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.planning.partition import PartitionError, Problem, Solution
 from hetpipe.planning.planner import with_prediction
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.clusters import changed_clusters
 from hetpipe.study.rules import plan_with
 from hetpipe.study.study import Alternative, Changes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from hetpipe.documents.cluster import Cluster, Link, Node
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster, Link, Node
 
 L = TypeVar("L", bound=Link)
 

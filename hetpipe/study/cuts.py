@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.study import MovedCut
 
 FARTHEST, MOST_ACTIONS = 8, 1_500_000  # layers by which a cut is moved; actions simulated for all of them

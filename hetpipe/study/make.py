@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import with_assumed
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.front import Front
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import with_assumed
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.changes import make_changes
 from hetpipe.study.cuts import moved_cuts
 from hetpipe.study.rules import equal_names, equal_split, other_rules

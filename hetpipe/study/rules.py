@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.planning import registry
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.study.study import Alternative
 
 

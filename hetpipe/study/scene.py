@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.profile import Profile
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.idle import CAUSES, Cause, idle_seconds
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Profile
 
 Part = Literal["embedding", "head", ""]
 _EMBEDDING = re.compile(r"emb|wte|wpe|patch|token", re.IGNORECASE)

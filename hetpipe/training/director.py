@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.processes.world import World
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.observers.records import StepRecord
 
 Why = Literal["begin", "end", "fault", "memory", "drift"]

@@ -13,12 +13,12 @@ from hetpipe.building.data import size_for
 from hetpipe.building.evaluated import build_metric, counted_by
 from hetpipe.building.feed import Ask, Reading
 from hetpipe.checkpoints.best import Best
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.layers.model import Loss
 from hetpipe.processes.progress import Activity
 from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.evaluate import EvaluateSection
 from hetpipe.training.observers.records import EvaluationRecord
 from hetpipe.training.session import Session
 

@@ -16,6 +16,8 @@ from hetpipe.checkpoints.resume import RunState
 from hetpipe.checkpoints.state_tensors import empty_optimizer_state, install, model_state, optimizer_state
 from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
@@ -25,8 +27,6 @@ from hetpipe.processes.stopping import RunStopped
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.whole_state import receive_tensor, send_tensor
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.director import Director, Event
 from hetpipe.training.loop import Loop
 from hetpipe.training.runlog import TrainResult

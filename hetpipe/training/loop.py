@@ -16,6 +16,8 @@ from hetpipe.building.build import build_scheduler, optimizer_factory
 from hetpipe.building.data import EpochSampler, Ragged
 from hetpipe.building.feed import Batch, Feed, Reading
 from hetpipe.checkpoints.resume import RunState, Saved
+from hetpipe.documents.job import Job
+from hetpipe.documents.profiles.lengths import LengthFactor
 from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import say, warn
@@ -25,8 +27,6 @@ from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_sa
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
-from hetpipe.spec.job import Job
-from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.director import Director, Event, OnePlan
 from hetpipe.training.evaluation import Evaluator
 from hetpipe.training.metrics import Metrics

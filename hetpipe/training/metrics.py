@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from hetpipe.building.feed import Batch
+from hetpipe.documents.job import LogSection
+from hetpipe.documents.profiles.lengths import LengthFactor
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import LogSection
-from hetpipe.spec.profiles.lengths import LengthFactor
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
 

@@ -12,6 +12,11 @@ from statistics import fmean, median
 from typing import Any, TypeVar
 
 from hetpipe.checkpoints.best import SavedBest
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import LOSS_FILE, METRICS_FILE, PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.lengths import LengthFactor, length_factor
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import cut
 from hetpipe.files.writing import write_text
@@ -22,11 +27,6 @@ from hetpipe.runtime.base import Evaluation
 from hetpipe.show.page.report import report_page
 from hetpipe.show.picture.loss import RunCurve, loss_canvas
 from hetpipe.show.trace import save_trace
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import LOSS_FILE, METRICS_FILE, PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.lengths import LengthFactor, length_factor
 from hetpipe.study.make import make_study
 from hetpipe.training.observers.records import EvaluationRecord
 

@@ -16,6 +16,14 @@ from hetpipe.building.content import Content, same_content
 from hetpipe.building.datasets import DataSplits
 from hetpipe.checkpoints.origin.base import check_begun, going_on
 from hetpipe.checkpoints.origin.revision import check_same_revision
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import Job, ProfileSection
+from hetpipe.documents.number_types import AS_BUILT, NumberType, NumberTypes
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Backend, Plan
+from hetpipe.documents.precisions import HeldTypes, decide, in_job, without_full
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.files.formats import Document, flat
 from hetpipe.files.messages import InputError
 from hetpipe.hf.replay.rows import refuse_unseen
@@ -34,14 +42,6 @@ from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World, connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, open_engine, seat
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import Job, ProfileSection
-from hetpipe.spec.number_types import AS_BUILT, NumberType, NumberTypes
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Backend, Plan
-from hetpipe.spec.precisions import HeldTypes, decide, in_job, without_full
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.sections.torch_named import TorchNamed
 
 
 @dataclass(frozen=True, kw_only=True)

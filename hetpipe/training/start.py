@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 
+from hetpipe.documents.cluster import Cluster, Device
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.precisions import PrecisionChoice
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.arithmetic import computing_by
@@ -16,11 +21,6 @@ from hetpipe.processes.progress import warn
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
-from hetpipe.spec.cluster import Cluster, Device
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.precisions import PrecisionChoice
-from hetpipe.spec.profile import Profile
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Request, obtain_profile, open_session, prepare
 

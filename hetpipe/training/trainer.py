@@ -7,14 +7,14 @@ from pathlib import Path
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.resume import check_data
+from hetpipe.documents.job import SUMMARY_FILE, Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
-from hetpipe.spec.job import SUMMARY_FILE, Job
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 from hetpipe.training.director import Director, Event, OnePlan
 from hetpipe.training.legs import run_legs
 from hetpipe.training.observers.attending import check_loggers

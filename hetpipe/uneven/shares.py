@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.device import MemoryMeter, Stopwatch, module_bytes, static_storages, trained_bytes, usable_bytes
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.planning.shares import fastest_shares
-from hetpipe.spec.plan import Plan
 
 
 def plan_shares(plan: Plan | str | Path) -> tuple[list[int], int]:

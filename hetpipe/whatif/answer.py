@@ -10,18 +10,18 @@ from functools import cached_property
 import numpy as np
 from pydantic import ValidationError
 
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.precisions import PrecisionChoice
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
 from hetpipe.partitioners.memory_fit.obstacle import fits
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.precisions import PrecisionChoice
-from hetpipe.spec.profile import Profile
 from hetpipe.study.changes import AS_IT_IS, carried_plan, same_plan
 from hetpipe.study.rules import plan_with
 from hetpipe.study.study import Alternative

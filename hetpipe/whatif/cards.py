@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from hetpipe.documents.number_types import Precision
 from hetpipe.files.formats import Bytes, BytesPerSecond, Document, Name, Price, Strict
 from hetpipe.files.messages import Faults, InputError, nearest, shown
-from hetpipe.spec.number_types import Precision
 
 Flops = Annotated[float, Field(strict=True, ge=1e6, le=1e18)]
 Bandwidth = Annotated[BytesPerSecond, Field(ge=1e6, le=1e15)]

@@ -14,11 +14,11 @@ from functools import cache
 from math import log
 from typing import NamedTuple
 
+from hetpipe.documents.number_types import Precision
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import NUMBER_BYTES, Cell, gpt_bytes
 from hetpipe.files.messages import InputError
 from hetpipe.hf.sizes import Kind, TransformerSizes
-from hetpipe.spec.number_types import Precision
 from hetpipe.whatif.cards import Card
 from hetpipe.whatif.models import NamedModel, family_of
 from hetpipe.whatif.shipped import shipped_layers

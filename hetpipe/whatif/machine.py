@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from hetpipe.documents.cluster import Cluster, DeviceType, Link, Node
 from hetpipe.files.limits import MOST_DEVICES
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.cluster import Cluster, DeviceType, Link, Node
 from hetpipe.whatif.cards import Card, Cards
 
 _SEVERAL = re.compile(r"([0-9]{1,5})\s*x\s*(.+)")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.spec.number_types import Precision
+from hetpipe.documents.number_types import Precision
 from hetpipe.whatif.cards import Card
 
 Array = NDArray[np.float64]

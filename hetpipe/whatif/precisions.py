@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, get_args
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.precisions import PrecisionChoice, in_turn, parse_precision
+from hetpipe.documents.precisions import turns as turns_of
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.precisions import PrecisionChoice, in_turn, parse_precision
-from hetpipe.spec.precisions import turns as turns_of
-from hetpipe.spec.profile import Profile
 from hetpipe.whatif.cards import Card, Cards
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 from hetpipe.whatif.cards import Card, simplified
 from hetpipe.whatif.estimate import distance
 from hetpipe.whatif.order import Timed, in_order

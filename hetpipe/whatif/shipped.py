@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hetpipe.documents.number_types import Precision
 from hetpipe.exchange.importers.transformer import Cell
 from hetpipe.files.formats import Document, Name, Strict
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.hf.sizes import TransformerSizes
-from hetpipe.spec.number_types import Precision
 
 Width = Annotated[int, Field(strict=True, ge=1, le=MOST_WIDTH)]
 Parameters = Annotated[int, Field(strict=True, ge=1, le=10**15)]

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetpipe.documents.profile import Profile
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
-from hetpipe.spec.profile import Profile
 from hetpipe.whatif.adapters.base import QUANTISED
 from hetpipe.whatif.answer import Answer, AnswerRow
 from hetpipe.whatif.shipped import shipped_layers

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Node
 from hetpipe.partitioners.stage_kinds.memory import span
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.bounds import work_seconds
 from hetpipe.planning.partition import never
 from hetpipe.planning.programs import Program
-from hetpipe.spec.cluster import Node
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]

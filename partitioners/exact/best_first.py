@@ -22,6 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.partitioners.compositions.groupings import Bounds, Grouping
 from hetpipe.partitioners.exact.plans import build_plan
 from hetpipe.partitioners.exact.pools import Pools
@@ -34,9 +37,6 @@ from hetpipe.partitioners.stage_kinds.space import Space
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.compiled import expect, get_ready, once
 from hetpipe.predict.simulator import play, simulate
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 
 ROWS = 80_000  # pipelines of a composition kept
 CHUNK = 4096  # plans at a time

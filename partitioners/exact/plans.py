@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.partitioners.exact.pricing import PricedPipelines
 from hetpipe.partitioners.stage_kinds.plan_class import depth, load_of
 from hetpipe.partitioners.stage_kinds.space import Space
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
 
 
 def build_plan(space: Space, chosen: list[PricedPipelines], name: str) -> Plan:

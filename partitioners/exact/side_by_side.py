@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Link
 from hetpipe.partitioners.exact.pricing import PricedPipelines
 from hetpipe.partitioners.stage_kinds.space import Array, Index, Space
 from hetpipe.predict.compiled import compiled
-from hetpipe.spec.cluster import Link
 
 FAR = 1e15  # bytes
 
@@ -205,7 +205,7 @@ def _held(x: Summing, side: Side, rows: Index, lo: int, hi: int) -> float:
 @compiled
 def _sum(x: Summing, side: Side, rows: Index, lo: int, hi: int, tie: int, free: Array, owners: Index) -> float:
     """When layers [lo, hi), which all have the owners of the first, or a tied parameter, are summed over all stages that hold
-    them: the shards apart (`hetpipe.spec.seats`). 0 if that is one stage."""
+    them: the shards apart (`hetpipe.documents.seats`). 0 if that is one stage."""
     count, pieces, slowest, start, last = 0, 1, 0.0, 0.0, 0.0
     for r in range(len(rows)):
         for layer in range(lo, hi if tie >= 0 else lo + 1):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import counted
 from hetpipe.files.units import in_bytes
 from hetpipe.partitioners.bound.lower import Lower
@@ -18,7 +19,6 @@ from hetpipe.partitioners.memory_fit.packing import Packed, Packer, Tables, samp
 from hetpipe.partitioners.memory_fit.shortage import first_enough, with_more_memory
 from hetpipe.partitioners.stage_kinds.plan_class import cluster_sizes, require_stage_kinds
 from hetpipe.planning.partition import PartitionError, Problem
-from hetpipe.spec.cluster import Cluster
 
 MOST_DEVICES = 16  # more than these are no small change
 CLOSE = 1e-3  # of a number that is enough: as far below it another may be enough, too

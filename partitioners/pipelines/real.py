@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.schedule import ScheduleName
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.partitioners.pipelines.line_cuts import Fixed, Loaded, Waits, best_line, ended
 from hetpipe.partitioners.pipelines.stage_orders import best_order
@@ -18,7 +19,6 @@ from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.plan_class import FORWARDS, allowed_families, depth
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.drafts import Work, in_runs
-from hetpipe.spec.schedule import ScheduleName
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

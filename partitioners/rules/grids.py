@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.documents.schedule import ScheduleName
 from hetpipe.partitioners.rules.baseline import common_sizes, divisors, recompute_choices
 from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work, in_runs
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.schedule import ScheduleName
 
 Ends = Sequence[int]  # 0, the ends of the stages, L; an empty stage leaves its device unused
 

@@ -21,14 +21,14 @@ from dataclasses import replace
 from itertools import chain, islice, product
 from typing import NamedTuple
 
+from hetpipe.documents.cluster import Node
+from hetpipe.documents.clusters.catalogue import alike_nodes
+from hetpipe.documents.plan import Plan
 from hetpipe.partitioners.search.floor import cost
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.planning.bounds import fluid_bound, fluid_price
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.cluster import Node
-from hetpipe.spec.clusters.catalogue import alike_nodes
-from hetpipe.spec.plan import Plan
 
 SUBSETS = 600  # bounded at most
 PLANS, IN_VAIN = 8, 4  # subsets planned at most; while none is in time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hetpipe.spec.options import EffortChoice
+from hetpipe.documents.options import EffortChoice
 
 
 class Effort(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.step_times.desk import Desk, Rule
 from hetpipe.planning import registry
 from hetpipe.planning.partition import PartitionError, Problem, never
 from hetpipe.predict.simulator import simulate
-from hetpipe.spec.plan import Plan
 
 FIRST = "even-pipelines"
 

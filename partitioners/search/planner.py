@@ -13,6 +13,7 @@ from itertools import islice, product, zip_longest
 
 import numpy as np
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import counted
 from hetpipe.partitioners.bound.lower import Lower, Part
 from hetpipe.partitioners.memory_fit.packing import Packer, samples_of
@@ -25,7 +26,6 @@ from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.step_times.desk import Desk
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.plan import Plan
 
 NODES = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # nodes, of whose devices a pipeline is
 RUNGS, EVENEST = 1.2, 6  # replica counts whose equal pipelines are looked at; how many of its splits, the evenest first

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Link
 from hetpipe.partitioners.stage_kinds.limit import Meter
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import span
@@ -16,7 +17,6 @@ from hetpipe.partitioners.stage_kinds.plan_class import Load, allowed_families, 
 from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.partitioners.stage_kinds.wires import link_floor
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.cluster import Link
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Link
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import memory_tables, span
 from hetpipe.partitioners.stage_kinds.wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.cost import Costs
-from hetpipe.spec.cluster import Link
-from hetpipe.spec.profiles.measurement import Measurement
 
 Array = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.spec.cluster import Link
+from hetpipe.documents.cluster import Link
 
 Array = NDArray[np.float64]
 

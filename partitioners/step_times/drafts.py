@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.schedule import ScheduleName, default_depths
 from hetpipe.partitioners.stage_kinds.plan_class import depth
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.schedule import ScheduleName, default_depths
 
 Index = NDArray[np.int64]
 Runs = tuple[tuple[int, int], ...]  # micro-batches: (samples of each, how many), larger ones first

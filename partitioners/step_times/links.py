@@ -7,10 +7,10 @@ from itertools import combinations
 
 import numpy as np
 
+from hetpipe.documents.cluster import Cluster, Link
 from hetpipe.files.messages import InputError
 from hetpipe.partitioners.step_times.drafts import Index
 from hetpipe.predict.cost import Costs
-from hetpipe.spec.cluster import Cluster, Link
 
 
 class Links:

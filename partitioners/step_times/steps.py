@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetpipe.documents.plan import ReplicaPlan
+from hetpipe.documents.schedule import ScheduleName
 from hetpipe.partitioners.step_times.appraisal import Appraiser, PipelineKind
 from hetpipe.partitioners.step_times.drafts import Draft, Index, Work
 from hetpipe.partitioners.step_times.traffic import Array, PipelineTraffic, SumTraffic, Traffic
@@ -18,8 +20,6 @@ from hetpipe.predict.flows import EffortError
 from hetpipe.predict.pipeline import stage_ends
 from hetpipe.predict.simulator import Run, optimizers_of, play, replica_costs
 from hetpipe.predict.sums import gradients_ahead
-from hetpipe.spec.plan import ReplicaPlan
-from hetpipe.spec.schedule import ScheduleName
 
 Owner = tuple[int, int, int]  # kind of pipeline, stage, shard
 ADAPTER_ROUNDING = 1 - 1e-9  # other sums than the simulator's

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
 
 
 def cluster_document(**changes: Any) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset, TensorDataset
 import hetpipe
 from bench.reference import ReferenceEngine
 from hetpipe.building.data import EpochSampler, fetch
+from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
 from hetpipe.fastspeed import FastSpeed, Params, platform
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Tensors
 from hetpipe.processes.world import World
-from hetpipe.spec.job import Job
-from hetpipe.spec.plan import Plan
 from hetpipe.training.session import open_session
 
 TRAIN = {

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.number_types import AS_BUILT, TYPE_OF, NumberTypes, Precision
+from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, cross_entropy, move, mse, split_rows
 from hetpipe.layers.numbers import stays
@@ -20,8 +22,6 @@ from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
-from hetpipe.spec.number_types import AS_BUILT, TYPE_OF, NumberTypes, Precision
-from hetpipe.spec.plan import Backend, Plan
 from tests.support.nets import OwnFew, batch, build, copied
 from tests.support.ranks import make_plan
 from tests.support.transparency import share

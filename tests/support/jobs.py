@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from hetpipe.building.build import build_data, build_model
+from hetpipe.documents.job import Job
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.measuring.profiler import assemble
-from hetpipe.spec.job import Job
-from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.ranks import make_plan
 
 MLP: dict[str, Any] = {"name": "mlp", "args": {"layers": 4, "width": 16, "inputs": 8, "outputs": 4}}  # 6 layers

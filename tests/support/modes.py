@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.plan import Backend
 from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.processes.world import World
-from hetpipe.spec.plan import Backend
 from tests.support.nets import WIDTH, Block, batch
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine

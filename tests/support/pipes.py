@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import hetpipe
 from bench.reference import ReferenceEngine
+from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, mse, split_rows
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
-from hetpipe.spec.plan import Backend, Plan
 from tests.support.nets import WIDTH, Block, batch, build
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine, share

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hetpipe.documents.plan import Plan
 from hetpipe.planning.partition import Problem
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
-from hetpipe.spec.plan import Plan
 
 ROUNDING = 1 + 1e-9
 

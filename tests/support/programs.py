@@ -18,14 +18,14 @@ import hetpipe.runtime.replicas
 import hetpipe.runtime.stages.engine
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.state_tensors import model_state
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse, select
 from hetpipe.processes.peers.differences import check_alike
 from hetpipe.processes.pulse import beats
 from hetpipe.processes.whereabouts import describe_with, now, resumes_from
 from hetpipe.processes.world import World
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 from tests.support.saving import cannot_save, saved_and_loaded

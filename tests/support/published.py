@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.exchange.importers import ImportOptions, import_published
 from hetpipe.files.messages import InputError
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 
 FLAT = [[0.0, 0.0, 2.0], 2e9]  # 2 GB/s at any size
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.world import World, connect, create_world
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 
 def cluster_of(*counts: int) -> Cluster:

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.stages.engine import TorchEngine
-from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine, share

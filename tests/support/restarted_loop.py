@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hetpipe
-from hetpipe.spec.plan import Plan
+from hetpipe.documents.plan import Plan
 
 STEPS, KILLED_IN, RATE = 6, 3, 0.5
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from bench.reference import Truth, train_reference
-from hetpipe.spec.job import Job
+from hetpipe.documents.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import Trainer

@@ -17,9 +17,9 @@ from hetpipe.checkpoints import checkpoint, digests
 from hetpipe.checkpoints.checkpoint import CheckpointError
 from hetpipe.checkpoints.stores import shared
 from hetpipe.checkpoints.stores.folder import STATE_FILE
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.job import Job
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_rank
 

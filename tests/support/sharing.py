@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.schedule import pipeline_actions
 from hetpipe.predict.cost import Costs, occupied_seconds
 from hetpipe.predict.sums import sync_segments
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.plan import Plan, ReplicaPlan, StagePlan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.schedule import pipeline_actions
 from tests.support.strategies import profiles, split
 
 Key = tuple[object, ...]

@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import hetpipe
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.layers.untouched.randomness import Generators
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from hetpipe.training.own.loop import check_same_model
 from tests.support.nets import WIDTH, batch, build
 from tests.support.ranks import make_plan

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 import hetpipe
+from hetpipe.documents.plan import Plan
 from hetpipe.layers.model import as_tuple, cross_entropy, mse
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.plan import Plan
 from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of, make_plan
 from tests.support.silence import PLAN, add_up, change, couple, draw, lose, opened, parts, predict, told, unlike

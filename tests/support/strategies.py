@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.profile import Profile
 from hetpipe.planning.partition import Problem
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.profile import Profile
 
 UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 RUNTIME: dict[str, Any] = {

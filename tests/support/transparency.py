@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from bench.reference import ReferenceEngine
 from hetpipe.building.evaluated import counted_by
+from hetpipe.documents.job import BatchNorm, CoupledLayers
+from hetpipe.documents.plan import Backend, Plan
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.layers.device import Emulation, one_thread
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, class_weight, cross_entropy, mse, select, split_rows
 from hetpipe.processes.whereabouts import describe_with
@@ -22,9 +25,6 @@ from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.stages.engine import TorchEngine
-from hetpipe.spec.job import BatchNorm, CoupledLayers
-from hetpipe.spec.plan import Backend, Plan
-from hetpipe.spec.profiles.measurement import Measurement
 from tests.support.nets import LAYERS, WORDS, batch, build, copied, preference
 from tests.support.ranks import make_plan
 

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from hetpipe.checkpoints import checkpoint
+from hetpipe.documents.plan import Backend
 from hetpipe.hf.chain import HFLayer
 from hetpipe.layers.model import Loss, LossWeight, Tensors, cross_entropy
 from hetpipe.layers.transforms import tensors_of
@@ -32,7 +33,6 @@ from hetpipe.layers.weights import empty_names
 from hetpipe.models import bert, causal_lm, gpt2, llama, t5
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
-from hetpipe.spec.plan import Backend
 from tests.support.jobs import STATE
 from tests.support.ranks import make_plan
 from tests.support.resident import fill_stage

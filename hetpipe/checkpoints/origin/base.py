@@ -13,6 +13,8 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.store import Stored
 from hetpipe.checkpoints.training_state import said_of
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.files.tensors import note_tensor
@@ -22,8 +24,6 @@ from hetpipe.layers.adapters.names import joined, trained_in
 from hetpipe.layers.transforms import added_as, kept_elsewhere, lineage_of, tensors_of, uncompiled
 from hetpipe.processes.progress import warn
 from hetpipe.processes.world import World
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.adapter import AdapterSection
 
 KEY, SECTION = "model.base", "adapter."  # of what a run depends on
 BEGUN = "begun.adapter"  # there, too: the folder in which adapters began; None of new ones

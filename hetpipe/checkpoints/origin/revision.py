@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from hetpipe.checkpoints.origin.base import with_saved_adapter
+from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.layers.transforms import uncompiled
 from hetpipe.processes.world import World
-from hetpipe.spec.job import Job
 
 KEY, WEIGHTS = "model.revision", "model.args.weights"  # of what a run depends on
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from hetpipe.documents.job import Job
 from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.finetune.program import Finetuned
@@ -15,7 +16,6 @@ from hetpipe.finetune.statement import Held, Instead, Statement
 from hetpipe.hf.exports.beside import GENERATION, TOKENIZER_CONFIG
 from hetpipe.processes.progress import duration
 from hetpipe.show.words import percent
-from hetpipe.spec.job import Job
 
 TOLD_DEVICES = 8  # devices that are told one by one; of more, the fullest
 

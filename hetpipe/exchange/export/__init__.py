@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export.deepspeed import export_deepspeed
 from hetpipe.exchange.export.megatron import export_megatron, parse_blocks
 from hetpipe.exchange.export.script import Export
 from hetpipe.exchange.export.torchrun import export_torchrun
 from hetpipe.files.messages import InputError, nearest
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 __all__ = ["TARGETS", "Export", "export", "parse_blocks"]
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import shlex
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export.places import devices_by_rank, few, launches
 from hetpipe.exchange.export.script import Export, header
 from hetpipe.exchange.export.shape import nearest_shape, unequal_devices
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 
 def export_deepspeed(plan: Plan, cluster: Cluster | None) -> Export:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export.places import devices_by_rank, few, launches
 from hetpipe.exchange.export.script import Export, cases, header, start
 from hetpipe.exchange.export.shape import Shape, nearest_shape, unequal_devices
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 
 def parse_blocks(text: str | None) -> tuple[int, int] | None:

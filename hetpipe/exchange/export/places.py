@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export.shape import Shape
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 LISTED_DEVICES = 8  # devices listed one by one
 

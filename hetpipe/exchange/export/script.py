@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export.places import Launch
 from hetpipe.files.messages import counted
-from hetpipe.spec.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.schedule import default_depths
 from hetpipe.files.messages import counted
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.schedule import default_depths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.exchange.export.places import launches
 from hetpipe.exchange.export.script import Export, cases, header, start
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 
 
 def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:

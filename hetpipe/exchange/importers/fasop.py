@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hetpipe.documents.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers.fasop_factors import A100, SIZES, LayerKind, factor, layer_kinds
 from hetpipe.exchange.importers.options import Imported, ImportOptions, given_cluster, numbers
 from hetpipe.exchange.importers.transformer import GptBytes, gpt_bytes
 from hetpipe.files.limits import MOST_LAYERS
 from hetpipe.files.messages import InputError, cut, nearest
-from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 BACKWARD = 2.0  # backward over forward seconds
 TIED = ("embedding", "head")  # share the table of the vocabulary

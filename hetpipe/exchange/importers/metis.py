@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hetpipe.documents.cluster import Cluster, Link
+from hetpipe.documents.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers.options import (
     Imported,
     ImportOptions,
@@ -28,9 +31,6 @@ from hetpipe.exchange.importers.options import (
 )
 from hetpipe.files.formats import read_mapping, read_text
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.cluster import Cluster, Link
-from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 FORWARD = 1 / 3
 MIB = 2**20

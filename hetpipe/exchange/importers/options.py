@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from hetpipe.documents.cluster import AdapterCount, Cluster, DeviceType, Link, LinkBetween, Node
+from hetpipe.documents.profile import Profile
 from hetpipe.files.formats import Bytes, BytesPerSecond
 from hetpipe.files.limits import MOST_DEVICES, MOST_WIDTH
 from hetpipe.files.messages import InputError, cut, shown
-from hetpipe.spec.cluster import AdapterCount, Cluster, DeviceType, Link, LinkBetween, Node
-from hetpipe.spec.profile import Profile
 
 _NODE = re.compile(r"(?:([0-9]{1,6})x)?([A-Za-z][\w.+-]*?)x([0-9]{1,6})")
 # Vendor's data sheets, in GB, of devices whose name does not say it.

@@ -21,6 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from hetpipe.documents.cluster import AdapterCount, Cluster, Link
+from hetpipe.documents.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers.options import (
     LARGEST,
     Imported,
@@ -34,9 +37,6 @@ from hetpipe.exchange.importers.options import (
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import LEAST_BYTES_PER_SECOND
 from hetpipe.files.messages import InputError, cut, nearest, shown
-from hetpipe.spec.cluster import AdapterCount, Cluster, Link
-from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 MEASURED_BLOCKS = 2  # of the layers that are all alike, how many the published measurements ran
 LOSS_BYTES = 4

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from hetpipe.documents.number_types import BYTES, TYPE_OF, Precision
+from hetpipe.documents.profile import LayerProfile, OptimizerProfile, Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers.options import ImportOptions
 from hetpipe.hf.sizes import TransformerSizes
-from hetpipe.spec.number_types import BYTES, TYPE_OF, Precision
-from hetpipe.spec.profile import LayerProfile, OptimizerProfile, Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 NUMBER_BYTES: dict[Precision, int] = {precision: BYTES[number_type] for precision, number_type in TYPE_OF.items()}
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hetpipe.documents.number_types import PRECISION_OF, Precision
 from hetpipe.exchange.importers.options import LARGEST, Imported, ImportOptions, given_cluster, mapping, numbers
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.exchange.importers.zorse_cluster import zorse_cluster
@@ -27,7 +28,6 @@ from hetpipe.files.formats import read_mapping
 from hetpipe.files.limits import MOST_LAYERS, MOST_WIDTH
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.sizes import TransformerSizes
-from hetpipe.spec.number_types import PRECISION_OF, Precision
 
 FORWARD = 1 / 3  # of cells that hold forward and backward together
 LINE_SIZES = (1, 2, 4, 8, 16)

@@ -7,10 +7,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from hetpipe.documents.cluster import Cluster, DeviceType, Link, LinkBetween, Node
 from hetpipe.exchange.importers.options import ImportOptions, mapping, numbers
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.messages import InputError, shown
-from hetpipe.spec.cluster import Cluster, DeviceType, Link, LinkBetween, Node
 
 
 def zorse_cluster(path: Path, options: ImportOptions) -> Cluster:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from hetpipe.checkpoints.stores.tensor_files import save_tensors
+from hetpipe.documents.sections.adapter import WEIGHTS_FILE, AdapterSection
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.files.writing import make_folder
 from hetpipe.hf.adapters.bare import bare_chain
@@ -22,7 +23,6 @@ from hetpipe.layers.adapters.low_rank import load_peft
 from hetpipe.layers.adapters.names import ADAPTER, Trained, names_of, split_kind, trained_in, uncompiled_layers
 from hetpipe.layers.adapters.targets import is_turned
 from hetpipe.layers.transforms import lineage_of
-from hetpipe.spec.sections.adapter import WEIGHTS_FILE, AdapterSection
 
 if TYPE_CHECKING:
     from peft import PeftConfig

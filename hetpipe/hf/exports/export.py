@@ -23,6 +23,7 @@ from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.stores.tensor_files import PartTensors, save_tensors
 from hetpipe.checkpoints.trained import find_checkpoint
 from hetpipe.checkpoints.training_state import LoopState, TrainerState, read_saved
+from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, natural_key
 from hetpipe.files.writing import check_folder, make_folder, write_text
@@ -37,7 +38,6 @@ from hetpipe.layers.adapters.names import Trained, split_kind
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
 from hetpipe.processes.world import alone
-from hetpipe.spec.sections.adapter import AdapterSection
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer

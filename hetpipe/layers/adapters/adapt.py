@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError
 from hetpipe.layers.adapters.low_rank import LowRank
 from hetpipe.layers.transforms import added_as, transformed
-from hetpipe.spec.sections.adapter import AdapterSection
 
 
 def adapted(layers: nn.Sequential, section: AdapterSection, seed: int) -> nn.Sequential:

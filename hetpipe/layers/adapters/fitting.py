@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.sections.adapter import CONFIG_FILE, AdapterSection
 from hetpipe.files.messages import InputError, natural_key, one_line, shown
 from hetpipe.layers.adapters.folder import PREFIX, AdapterFolder
 from hetpipe.layers.adapters.names import Place, joined, modules_in, names_of, split_kind, uncompiled_layers, without_base
 from hetpipe.layers.adapters.targets import adaptable, is_turned
 from hetpipe.layers.transforms import lineage_of, tensors_of, written_names
 from hetpipe.layers.weights import Deferred
-from hetpipe.spec.sections.adapter import CONFIG_FILE, AdapterSection
 
 Keys = Mapping[str, str]  # a name outside → the name in the file
 Shape = tuple[int, ...]

@@ -12,12 +12,12 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from hetpipe.documents.sections.adapter import CONFIG_FILE, WEIGHTS_FILE
 from hetpipe.files.formats import read_mapping, validated
 from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, cut, listed, shown
 from hetpipe.files.tensors import TensorFiles, names_in
 from hetpipe.processes.environment import place
-from hetpipe.spec.sections.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 PREFIX = "base_model.model."  # of all names in the file
 PICKLED = "adapter_model.bin"

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from hetpipe.documents.sections.adapter import CONFIG_FILE, AdapterSection, TrainedToo
 from hetpipe.files.formats import validated
 from hetpipe.files.messages import InputError, listed, shown
 from hetpipe.layers.adapters.fitting import Outside, misfits, of_another_base, sort_out
 from hetpipe.layers.adapters.folder import AdapterFolder
 from hetpipe.layers.adapters.targets import described, targets_of, trained_too, whole_modules
-from hetpipe.spec.sections.adapter import CONFIG_FILE, AdapterSection, TrainedToo
 
 KEYS = {"r": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "rank_stabilized": "use_rslora", "use_dora": "use_dora"}
 KINDS: tuple[TrainedToo, ...] = ("embed", "head", "norms")

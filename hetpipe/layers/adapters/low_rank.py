@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.layers.adapters.given import Given, given_by
 from hetpipe.layers.adapters.names import ADAPTER, joined, split_kind, uncompiled_layers, without_base
 from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear, load_bits
 from hetpipe.layers.adapters.targets import is_turned, linear_modules, places_of, targets_of, trained_too
 from hetpipe.layers.transforms import Changed, Made, tensors_of
-from hetpipe.spec.sections.adapter import AdapterSection
 
 _HELD = "layer"  # under which peft is given a layer: what it replaces must be in another module
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import nn
 
+from hetpipe.documents.sections.adapter import ALL_LINEAR, AdapterSection, TrainedToo
 from hetpipe.files.messages import InputError, listed, natural_key, nearest, shown
 from hetpipe.layers.adapters.names import Place, modules_in, uncompiled_layers
 from hetpipe.layers.transforms import uncompiled_name
-from hetpipe.spec.sections.adapter import ALL_LINEAR, AdapterSection, TrainedToo
 
 Names = Mapping[nn.Module, tuple[str, ...]]  # layer of the chain → names of modules in it ("" is the layer itself)
 

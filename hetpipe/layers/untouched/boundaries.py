@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.autograd.graph import Node
 from torch.func import functional_call
 
+from hetpipe.documents.number_types import NumberTypes
 from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.model import Tensors, alongside, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
@@ -22,7 +23,6 @@ from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.kinds import Kinds, structure
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly
-from hetpipe.spec.number_types import NumberTypes
 
 Row = tuple[TensorSpec, ...]
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import torch
 
+from hetpipe.documents.cluster import Cluster, Emulate
+from hetpipe.documents.number_types import TYPE_OF, Precision
+from hetpipe.documents.precisions import PrecisionChoice, named
 from hetpipe.files.messages import InputError, shown
 from hetpipe.layers.model import Model
 from hetpipe.layers.numbers import type_name
 from hetpipe.processes.cards import Capability
-from hetpipe.spec.cluster import Cluster, Emulate
-from hetpipe.spec.number_types import TYPE_OF, Precision
-from hetpipe.spec.precisions import PrecisionChoice, named
 
 FIRST_WITH: Mapping[Precision, Capability] = {"fp32": (0, 0), "fp16": (5, 3), "bf16": (8, 0)}
 FAST_ON_CPUS: tuple[Precision, ...] = ("fp32", "bf16")  # products of fp16 take a hundred times as long there

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.number_types import AS_BUILT, NumberTypes
+from hetpipe.documents.profile import LayerProfile
 from hetpipe.layers.device import MemoryMeter, module_bytes, static_storages, trained_bytes
 from hetpipe.layers.model import Model, Tensors, alongside, as_tuple, as_value, move, named_layers
 from hetpipe.layers.numbers import StageTypes
@@ -22,8 +24,6 @@ from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.kinds import Kinds, likeness
 from hetpipe.measuring.layer_run import loss_of, without_history
 from hetpipe.measuring.precision.casts import Copy, kept_copies
-from hetpipe.spec.number_types import AS_BUILT, NumberTypes
-from hetpipe.spec.profile import LayerProfile
 
 
 class Kept(NamedTuple):

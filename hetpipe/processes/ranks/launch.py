@@ -22,6 +22,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, NoReturn
 
+from hetpipe.documents.cluster import Device
 from hetpipe.processes import progress
 from hetpipe.processes.environment import launched, step_timeout
 from hetpipe.processes.peers.beats import Beat, KeyValueStore, Silence, newest_resume, part_for_beats, read_beats, waited
@@ -30,7 +31,6 @@ from hetpipe.processes.pulse import LAUNCHED, stop_pulse
 from hetpipe.processes.ranks.forkserver import Forkserver
 from hetpipe.processes.ranks.report import RankFailure, Report, report_of, with_cause
 from hetpipe.processes.stopping import RunStopped, stop_if_told
-from hetpipe.spec.cluster import Device
 
 GRACE_SECONDS = 1.5
 LOOK_SECONDS = 1.0  # a signal that comes just as a wait begins does not end it; what it asks for is done after the wait

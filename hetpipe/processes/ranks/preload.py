@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpipe.spec.job import Job
+from hetpipe.documents.job import Job
 
 
 def modules_of(job: Job) -> list[str]:

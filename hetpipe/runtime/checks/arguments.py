@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import InputError
 from hetpipe.processes.arithmetic import arithmetic
 from hetpipe.runtime.checks.trained import modes
-from hetpipe.spec.cluster import Cluster
 
 _PLAIN = (bool, int, float, str)
 _NUMBERS, _NAMES = ("LOAD_CONST", "LOAD_SMALL_INT", "RETURN_CONST"), ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")

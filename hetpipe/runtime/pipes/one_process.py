@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.number_types import NumberTypes
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, move, named_layers, split_rows
 from hetpipe.layers.numbers import computing, without_autocast
@@ -29,8 +31,6 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.boundaries import Boundaries
 from hetpipe.runtime.recorder import GpipeRecorder
 from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
-from hetpipe.spec.number_types import NumberTypes
-from hetpipe.spec.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,14 @@ from typing import get_args
 import torch
 from torch import nn
 
+from hetpipe.documents.number_types import NumberType, NumberTypes
+from hetpipe.documents.plan import ReplicaPlan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, RowShapes, evaluating, row_shapes
 from hetpipe.layers.numbers import StageTypes, stage_types
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.untouched.kinds import Kinds
-from hetpipe.spec.number_types import NumberType, NumberTypes
-from hetpipe.spec.plan import ReplicaPlan
 
 
 class Boundaries:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from hetpipe.documents.number_types import GROWTH_INTERVAL, INITIAL_SCALE
 from hetpipe.files.messages import InputError
-from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE
 
 GROWTH, BACKOFF = 2.0, 0.5  # powers of two: scaling rounds nothing
 LEAST, LARGEST = 2.0**-126, 2.0**127  # of a scale: powers of two of float32

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hetpipe.documents.number_types import NumberTypes
+from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
@@ -32,8 +34,6 @@ from hetpipe.runtime.replicas import PlanGroups, local_groups, plan_groups
 from hetpipe.runtime.stages.executor import Ends, StageRun, forward_stages
 from hetpipe.runtime.stages.transfers import Room
 from hetpipe.runtime.stages.trying import Trying
-from hetpipe.spec.number_types import NumberTypes
-from hetpipe.spec.plan import Plan
 
 
 class _Crossing(NamedTuple):

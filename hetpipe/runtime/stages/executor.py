@@ -30,6 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hetpipe.documents.schedule import FORWARD_ONLY, Action, check_depths
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, Wanted, as_tuple
 from hetpipe.layers.numbers import without_autocast
@@ -39,7 +40,6 @@ from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.order import agreed, early
 from hetpipe.runtime.stages.transfers import Incoming, Outgoing, Room
-from hetpipe.spec.schedule import FORWARD_ONLY, Action, check_depths
 
 Ends = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]  # what enters and what leaves a stage with one micro-batch
 Output = Callable[[Tensors, int], None]

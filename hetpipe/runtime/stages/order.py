@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hetpipe.spec.schedule import FORWARD_ONLY, stage_actions
+from hetpipe.documents.schedule import FORWARD_ONLY, stage_actions
 
 Computation = Literal["F", "B"]
 Kind = Literal["F", "B", "RECV_F", "RECV_B", "SEND_F", "SEND_B"]

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
+from hetpipe.documents.job import JSON_LINES, Job, ObserverSection
 from hetpipe.files.messages import InputError, cut, nearest
 from hetpipe.planning.registry import load_point, load_target, observer_points, source_of
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.stopping import RunStopped
 from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
-from hetpipe.spec.job import JSON_LINES, Job, ObserverSection
 from hetpipe.training.observers.json_lines import JsonLines
 from hetpipe.training.observers.loggers import LOGGERS, Logger
 from hetpipe.training.observers.observer import Observer

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hetpipe.documents.job import METRICS_FILE
 from hetpipe.files.writing import append_line, write_bytes
-from hetpipe.spec.job import METRICS_FILE
 from hetpipe.training.observers.observer import Observer
 from hetpipe.training.observers.records import EvaluationRecord, RunRecord, StepRecord
 from hetpipe.training.runlog import evaluation_keys, number

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.plan import Plan
 from hetpipe.processes import progress
 from hetpipe.processes.progress import Seen
 from hetpipe.processes.pulse import beats
 from hetpipe.processes.whereabouts import Figures, figures_from
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.plan import Plan
 from hetpipe.training.observers.observer import Observer
 from hetpipe.training.observers.records import RunRecord, StepRecord
 

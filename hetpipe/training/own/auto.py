@@ -9,6 +9,10 @@ import torch
 from torch import nn
 
 from hetpipe.building.masked import extras_of, masked_first
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.job import BatchNorm, CoupledLayers, ProfileSection
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.hf.replay.rows import refuse_mixed_rows
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors, select, unsplit_note
@@ -19,10 +23,6 @@ from hetpipe.processes.progress import warn
 from hetpipe.runtime.checks.arguments import arguments
 from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.job import BatchNorm, CoupledLayers, ProfileSection
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.sections.torch_named import TorchNamed
 from hetpipe.training.own.loop import OwnPrecision, check_same_model
 from hetpipe.training.session import Request, Setting, join, meet, prepare
 

@@ -8,6 +8,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from hetpipe.documents.cluster import Cluster, Node
+from hetpipe.documents.job import BatchNorm, CoupledLayers
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.options import PlanOptions
+from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.hf.replay.rows import refuse_mixed_rows
 from hetpipe.layers.batch_norm import check_batch_norm
@@ -19,11 +24,6 @@ from hetpipe.runtime.checks.arguments import arguments
 from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
-from hetpipe.spec.cluster import Cluster, Node
-from hetpipe.spec.job import BatchNorm, CoupledLayers
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.options import PlanOptions
-from hetpipe.spec.plan import Backend, Plan
 from hetpipe.training.session import Setting, join
 
 ANY = "any"  # the device type of a plan without a cluster

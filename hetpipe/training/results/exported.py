@@ -14,12 +14,12 @@ from hetpipe.checkpoints.stores.folder import stored_at
 from hetpipe.checkpoints.stores.store import Stored, name_of
 from hetpipe.checkpoints.trained import find_checkpoint
 from hetpipe.checkpoints.training_state import read_saved, said_of
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.export import MARK
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.writing import write_text
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.processes.progress import Activity, warn
-from hetpipe.spec.job import Job
-from hetpipe.spec.sections.export import MARK
 
 FORMAT = "hetpipe.export/1"
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from hetpipe.documents.number_types import BYTES, TYPE_OF, Frozen, NumberTypes, Precision
 from hetpipe.hf.sizes import Matrix
-from hetpipe.spec.number_types import BYTES, TYPE_OF, Frozen, NumberTypes, Precision
 
 Base = Literal["as-is", "bf16", "int8", "nf4"]
 QUANTISED = ("int8", "nf4")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from hetpipe.documents.sections.adapter import ALL_LINEAR, NO_LORA, AdapterSection, parse_lora
 from hetpipe.files.formats import explained
 from hetpipe.files.limits import MOST_WIDTH
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.hf.sizes import Matrix
-from hetpipe.spec.sections.adapter import ALL_LINEAR, NO_LORA, AdapterSection, parse_lora
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from hetpipe.documents.clusters.assumed import CONTEXT_BYTES, CUBLAS_BYTES
+from hetpipe.documents.number_types import BYTES, TYPE_OF, Frozen, Precision
+from hetpipe.documents.profile import LayerProfile, Profile
+from hetpipe.documents.profiles.measurement import Measurement
+from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.files.messages import InputError, shown
 from hetpipe.hf.sizes import Matrix, Widths, config_matrices, config_type, layer_modules, layer_widths
-from hetpipe.spec.clusters.assumed import CONTEXT_BYTES, CUBLAS_BYTES
-from hetpipe.spec.number_types import BYTES, TYPE_OF, Frozen, Precision
-from hetpipe.spec.profile import LayerProfile, Profile
-from hetpipe.spec.profiles.measurement import Measurement
-from hetpipe.spec.profiles.overhead import DeviceOverhead
 from hetpipe.whatif.adapters.base import Base, held_bytes, made_bytes, matrix_bytes
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.trained import ADAPTER_BYTES, extra, saved_bytes

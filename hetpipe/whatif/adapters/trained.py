@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from hetpipe.documents.number_types import BYTES, TYPE_OF, Precision
 from hetpipe.hf.sizes import Matrix, Widths
-from hetpipe.spec.number_types import BYTES, TYPE_OF, Precision
 from hetpipe.whatif.adapters.base import QUANTISED, Base, made_bytes, matrix_bytes
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.cards import Card

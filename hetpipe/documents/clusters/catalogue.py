@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
+from hetpipe.documents.cluster import Adapter, AdapterCount, Cluster, DeviceType, Link, LinkBetween, Node, RuntimeOverhead
 from hetpipe.files.formats import Bytes, DeviceCount, Document, Name, Strict, read_mapping
 from hetpipe.files.limits import MOST_DEVICES, MOST_SUBCLUSTERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
-from hetpipe.spec.cluster import Adapter, AdapterCount, Cluster, DeviceType, Link, LinkBetween, Node, RuntimeOverhead
 
 Counts = tuple[int, ...]
 

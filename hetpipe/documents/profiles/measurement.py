@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from hetpipe.documents.number_types import Precision
 from hetpipe.files.formats import Bytes, DeviceCount, Name, Samples, Strict
 from hetpipe.files.limits import MOST_SECONDS
 from hetpipe.files.messages import shown
-from hetpipe.spec.number_types import Precision
 
 Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]

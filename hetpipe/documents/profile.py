@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from hetpipe.documents.cluster import AdapterOf, Cluster, LinkBetween
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.profiles.lengths import LengthFactor
+from hetpipe.documents.profiles.measurement import OWN_BYTES, Array, Measurement
+from hetpipe.documents.profiles.overhead import DeviceOverhead
+from hetpipe.documents.profiles.tie import Tie
 from hetpipe.files.formats import Bytes, Document, Factor, Name, Strict
 from hetpipe.files.limits import LEAST_MODEL_SECONDS, MOST_LAYERS
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
-from hetpipe.spec.cluster import AdapterOf, Cluster, LinkBetween
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.profiles.lengths import LengthFactor
-from hetpipe.spec.profiles.measurement import OWN_BYTES, Array, Measurement
-from hetpipe.spec.profiles.overhead import DeviceOverhead
-from hetpipe.spec.profiles.tie import Tie
 
 HIDDEN = 0.5  # of a transfer must be hidden behind compute, for it to count as overlapping
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hetpipe.documents.guesses import KeysOf
 from hetpipe.files.formats import Flag, Name, Number, Positive, Strict, read_yaml
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec.guesses import KeysOf
 
 Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
 TrainedToo = Literal["embed", "head", "norms"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hetpipe.documents.guesses import KeysOf
 from hetpipe.files.formats import Flag, Name, Strict
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder
-from hetpipe.spec.guesses import KeysOf
 
 MARK = "hetpipe_export.json"  # beside what a run has exported: which files these are
 

@@ -9,22 +9,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.guesses import KeysOf
+from hetpipe.documents.number_types import TYPE_OF, Frozen, Held
+from hetpipe.documents.options import PlanOptions, PlanRules
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.precisions import PrecisionChoice, in_job, precision_faults, turns
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.adapter import AdapterSection
+from hetpipe.documents.sections.evaluate import EvaluateSection
+from hetpipe.documents.sections.export import ExportSection
+from hetpipe.documents.sections.numbers import ArithmeticSection, LossScaleSection
+from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed, refuse_text
 from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Samples, Seed, Strict, read_mapping, read_yaml
 from hetpipe.files.limits import LARGEST_INTEGER, MOST_WORKERS
 from hetpipe.files.messages import Faults, InputError, shown
 from hetpipe.files.writing import check_folder, check_output
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.guesses import KeysOf
-from hetpipe.spec.number_types import TYPE_OF, Frozen, Held
-from hetpipe.spec.options import PlanOptions, PlanRules
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.precisions import PrecisionChoice, in_job, precision_faults, turns
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.sections.adapter import AdapterSection
-from hetpipe.spec.sections.evaluate import EvaluateSection
-from hetpipe.spec.sections.export import ExportSection
-from hetpipe.spec.sections.numbers import ArithmeticSection, LossScaleSection
-from hetpipe.spec.sections.torch_named import SchedulerSection, TorchNamed, refuse_text
 
 
 class Named(Strict):

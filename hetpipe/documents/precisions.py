@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.formats import Name
 from hetpipe.files.messages import InputError, nearest, shown
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.plan import Plan
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.profiles.measurement import Measurement
 
 Chosen = dict[str, Precision]  # by device types
 PrecisionChoice = Precision | Literal["auto"] | dict[Name, Precision]  # for all device types, or for each

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from hetpipe.documents.number_types import GROWTH_INTERVAL, INITIAL_SCALE
 from hetpipe.files.formats import Flag, Number, Positive, Strict
-from hetpipe.spec.number_types import GROWTH_INTERVAL, INITIAL_SCALE
 
 
 class LossScaleSection(Strict):

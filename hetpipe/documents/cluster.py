@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
+from hetpipe.documents.guesses import KeysOf
+from hetpipe.documents.number_types import TYPE_OF, Precision
 from hetpipe.files.formats import Bytes, BytesPerSecond, DeviceCount, Document, Factor, Flag, Name, Price, Seconds, Strict
 from hetpipe.files.limits import MOST_DEVICES, MOST_FACTOR
 from hetpipe.files.messages import Faults, InputError, nearest, shown, told
-from hetpipe.spec.guesses import KeysOf
-from hetpipe.spec.number_types import TYPE_OF, Precision
 
 
 def _slowdown(given: Any) -> Any:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.clusters.assumed import is_assumed, says_memory
+from hetpipe.documents.plan import Backend
+from hetpipe.documents.precisions import PrecisionChoice, precision_faults
 from hetpipe.files.formats import Flag, Name, Number, Strict, explained
 from hetpipe.files.messages import Faults, InputError, shown
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.clusters.assumed import is_assumed, says_memory
-from hetpipe.spec.plan import Backend
-from hetpipe.spec.precisions import PrecisionChoice, precision_faults
 
 ScheduleChoice = Literal["auto", "gpipe", "1f1b"]
 EffortChoice = Literal["quick", "normal", "long"]
@@ -83,7 +83,7 @@ class PlanRules(Strict):
 class PlanOptions(PlanRules):
     """How to plan, and for which precision. `precision`, of a profile that holds several: one for all device types, one for each
     by its name, or "auto", for each the fastest one that is safe, or where no plan fits at these, one that takes fewer bytes (see
-    `hetpipe.spec.precisions`)."""
+    `hetpipe.documents.precisions`)."""
 
     precision: PrecisionChoice | None = None
 

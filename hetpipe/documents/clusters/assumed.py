@@ -15,8 +15,8 @@ place, and is not counted again. A stage that saves less than its parameters nee
 
 from __future__ import annotations
 
-from hetpipe.spec.cluster import BUCKET_BYTES, Cluster, RuntimeOverhead
-from hetpipe.spec.profile import Profile
+from hetpipe.documents.cluster import BUCKET_BYTES, Cluster, RuntimeOverhead
+from hetpipe.documents.profile import Profile
 
 MIB = 2**20
 CONTEXT_BYTES = 426 * MIB

@@ -12,13 +12,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hetpipe.documents.cluster import Cluster
+from hetpipe.documents.number_types import Precision
+from hetpipe.documents.profile import Profile
+from hetpipe.documents.schedule import ScheduleName, check_depths, default_depths
+from hetpipe.documents.seats import Owners, Seat, owners_of, owners_of_tied, peers_of, seats_of
 from hetpipe.files.formats import Bytes, Document, Flag, LayerNumber, Name, Number, Samples, Strict
 from hetpipe.files.messages import Faults, InputError, listed, nearest, shown, told
-from hetpipe.spec.cluster import Cluster
-from hetpipe.spec.number_types import Precision
-from hetpipe.spec.profile import Profile
-from hetpipe.spec.schedule import ScheduleName, check_depths, default_depths
-from hetpipe.spec.seats import Owners, Seat, owners_of, owners_of_tied, peers_of, seats_of
 
 Proof = Literal["exhaustive", "search-bound", "fluid"]
 Backend = Literal["torch", "fairscale", "torchgpipe"]
