@@ -18,7 +18,7 @@ from hetpipe.cli.fastspeed import app as convert
 from hetpipe.cli.finetune.command import finetune
 from hetpipe.cli.generate import generate
 from hetpipe.cli.guesses import instead
-from hetpipe.cli.terminal import install_watching, nothing_else
+from hetpipe.cli.terminal import Verbose, install_watching, nothing_else
 from hetpipe.cli.weights import export_weights_command
 from hetpipe.cli.what_if import what_if
 from hetpipe.documents.cluster import Cluster
@@ -316,6 +316,7 @@ def train(
     plan: Annotated[Path | None, typer.Option("--plan", help="Use this plan instead of the job's.")] = None,
     settings: Settings = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show how busy and how full each device is while it trains.")] = False,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a job. On one machine the command starts the ranks itself; on several, start it under torchrun on each."""
@@ -349,7 +350,7 @@ def train(
     if as_json:
         _print_json(result.summary())
         return
-    out.print(train_table(result))
+    out.print(train_table(result, devices=verbose))
     if result.exported is not None:
         out.print(f"the weights are in {result.exported}", soft_wrap=True)
     if job.log is not None:

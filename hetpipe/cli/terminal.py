@@ -1,4 +1,5 @@
-"""How the command shows things on standard error: colours, and a bar for what takes a while."""
+"""How the command shows things on standard error: colours, and a bar for what takes a while. And what several commands are told
+of it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
+import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress import (
@@ -28,6 +31,9 @@ from hetpipe.files.units import human_bytes
 from hetpipe.processes import progress
 from hetpipe.processes.progress import LOG, Activity, Seen
 
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also print what each device did in a step, and the memory of each.")
+]
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "bold red"}
 
 

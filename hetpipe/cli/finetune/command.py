@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetpipe.cli.terminal import install_watching, nothing_else
+from hetpipe.cli.terminal import Verbose, install_watching, nothing_else
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError
 from hetpipe.files.screen import Screen
@@ -110,6 +110,7 @@ def finetune(
         bool, typer.Option("--dry-run", help="Measure, plan, and print what a run would do, without training.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how busy and how full each device is while it trains.")] = False,
+    verbose: Verbose = False,
     settings: Annotated[Texts | None, typer.Option("--set", help=OTHERS)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -150,7 +151,7 @@ def finetune(
     with nothing_else(as_json):
         made, found = _run(asked, write_job if is_main else None, only_plan=dry_run)
     if found is not None:
-        _tell(made, found, output, as_json=as_json)
+        _tell(made, found, output, verbose=verbose, as_json=as_json)
 
 
 def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made, Finetuned | None]:
@@ -179,7 +180,7 @@ def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made
     return made, train_everywhere(made.job, partial(finetune_rank, wanted))
 
 
-def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
+def _tell(made: Made, found: Finetuned, folder: str, *, verbose: bool, as_json: bool) -> None:
     from hetpipe.cli.finetune.table import how_to_load
     from hetpipe.finetune.draft import JOB_FILE
     from hetpipe.training.results.table import train_table
@@ -197,7 +198,7 @@ def _tell(made: Made, found: Finetuned, folder: str, *, as_json: bool) -> None:
             f"nothing is trained yet. To train, give the same command without --dry-run, or: hetpipe train {job}", soft_wrap=True
         )
         return
-    out.print(train_table(found.result))
+    out.print(train_table(found.result, devices=verbose))
     if found.folder is not None:
         what = "the adapter" if made.job.adapter is not None else "the model"
         of = f" of step {found.result.exported_step}, the best evaluation," if found.result.best is not None else ""

@@ -12,8 +12,9 @@ from hetpipe.show.report import utilisation_table
 from hetpipe.training.runlog import TrainResult
 
 
-def train_table(result: TrainResult) -> RenderableType:
-    """What a run came to: loss, throughput, predicted against measured, and where the time went on each device."""
+def train_table(result: TrainResult, *, devices: bool = False) -> RenderableType:
+    """What a run came to: loss, speed and memory, predicted against measured; with `devices`, where the time and the memory of
+    each device went."""
     table = Table(title="training", show_header=False)
     summary = result.summary()
     rows = [("steps", f"{summary['steps']}{'' if result.losses else ' (the run was finished: none was left to do)'}")]
@@ -23,18 +24,27 @@ def train_table(result: TrainResult) -> RenderableType:
         rows.append(("loss", f"{result.loss_before:.4f}"))
     if result.step_seconds:
         rows += [*_step_rows(result), ("samples per second", f"{result.samples_per_second:.2f}")]
-    rows += _evaluation_rows(result)
+    rows += [*_memory_row(result), *_evaluation_rows(result)]
     if result.overrun_fraction > 0.01:
         over = f"emulated devices overran by {result.overrun_fraction:.1%} of the time"
         rows.append(("not valid", f"{over}: timings are wrong; use greater slowdowns"))
     for name, value in rows:
         table.add_row(name, value)
     parts: list[RenderableType] = [table]
-    if result.measured is not None:
+    if devices and result.measured is not None:
         parts.append(utilisation_table(result.predicted, result.measured, differ=bool(result.lengths)))
-    if result.peak_bytes:
+    if devices and result.peak_bytes:
         parts.append(memory_table(result))
     return Group(*parts)
+
+
+def _memory_row(result: TrainResult) -> Iterator[tuple[str, str]]:
+    """The fullest device."""
+    if result.peak_bytes:
+        device, most = max(result.peak_bytes.items(), key=lambda item: item[1])
+        said = result.predicted.peak_bytes.get(device) if result.predicted is not None else None
+        beside = f" (predicted {human_bytes(said, beside=most)})" if said else ""
+        yield "memory", f"at most {human_bytes(most, beside=said or most)}, on {device}{beside}"
 
 
 def _evaluation_rows(result: TrainResult) -> Iterator[tuple[str, str]]:
