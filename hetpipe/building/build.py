@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetpipe.building.data import MapDataset, Ragged, check_lengths, fetch
+from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import evaluated_section, refuse_nothing
-from hetpipe.building.fused import fused_loss, labels_of, with_labels
+from hetpipe.building.fused import fused_loss, labels_of, rows_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.documents.guesses import guesses
-from hetpipe.documents.job import Job, LossSection, Named
+from hetpipe.documents.job import PREFERENCES, Job, LossSection, Named
 from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.adapters.adapt import adapted
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
+from hetpipe.layers.losses.preference import dpo, simpo
 from hetpipe.layers.model import LOSSES, Loss, Model, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, stays, torch_type, turn
 from hetpipe.layers.trials.loss_check import check_sample
@@ -44,6 +45,7 @@ _SCHEDULERS_REFUSED = {
     "SequentialLR": "other schedulers",
     "ChainedScheduler": "other schedulers",
 }
+PREFERRED = {"dpo": dpo, "simpo": simpo}
 TRIED_STEPS = 10_000  # of a schedule, before anything is measured
 SAMPLES = 8  # of the data that are looked at, likewise
 LARGER = 2  # times as long as those that train samples may be that run forward only
@@ -87,9 +89,21 @@ def build_data(job: Job) -> DataSplits:
                 "takes both alike, so let both give the same"
             )
         splits = replace(splits, test=own.train)
+    _check_preferences(job, splits)
     refuse_nothing(job, held_out=splits.test is not None and len(splits.test) > 0)  # type: ignore[arg-type]
     _refuse_larger(splits, job)
     return with_labels(splits, job.loss) if _labels(job) else splits
+
+
+def _check_preferences(job: Job, splits: DataSplits) -> None:
+    """InputError if the loss is over preferences and the data have none, or the other way round."""
+    has = isinstance(splits.train, Preferences)
+    if has != job.loss.prefers:
+        loss = job.loss.name or job.loss.target
+        told = "holds preferences" if has else "holds none"
+        raise InputError(
+            f"data {job.data.label!r} {told}, and the loss is {loss}: preferences go with the losses {' and '.join(PREFERENCES)}"
+        )
 
 
 def _inputs(splits: DataSplits) -> str:
@@ -133,6 +147,9 @@ def _refuse_larger(splits: DataSplits, job: Job) -> None:
 
 def build_loss(section: LossSection) -> Loss:
     """The job's loss and its weight."""
+    if section.prefers:
+        given = {key: value for key in ("beta", "gamma") if (value := getattr(section, key)) is not None}
+        return Loss(function=partial(PREFERRED[str(section.name)], **given), weight="samples")
     if section.target is not None:
         function = registry.load_target(section.target)
     else:
@@ -206,7 +223,8 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
     if names is not None and takes:
         arguments.setdefault("extras", list(names[1:]))
     with drawing(job.train.seed):
-        layers = _call(function, {**arguments, **_labels(job)}, f"model {job.model.label!r}", theirs=theirs)
+        arguments |= _labels(job) or rows_of(job, function)
+        layers = _call(function, arguments, f"model {job.model.label!r}", theirs=theirs)
     if not isinstance(layers, nn.Sequential):
         return layers
     if names is not None:

@@ -142,6 +142,19 @@ class Ragged(Protocol):
         ...
 
 
+@runtime_checkable
+class Preferences(Protocol):
+    """A data set of a better and a worse answer to each question (see `hetpipe.layers.losses.preference`).
+
+    Attributes:
+        reference: log-probabilities of both answers by a reference, float64 [n, 2]; None until they are known.
+    """
+
+    reference: Tensor | None
+
+    def __len__(self) -> int: ...
+
+
 def size_for(dataset: MapDataset, numbers: Tensor) -> int | None:
     """The size to which a global batch of int64 [b] numbers is padded; None where samples are all of one shape."""
     if not isinstance(dataset, Ragged):

@@ -11,6 +11,7 @@ from hetpipe.documents.job import DataSection, Job
 from hetpipe.documents.sections.evaluate import EvaluateSection, EvaluationData
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
+from hetpipe.layers.losses.preference import dpo, dpo_accuracy, simpo, simpo_accuracy
 from hetpipe.layers.model import Loss, accuracy, cross_entropy
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
@@ -37,8 +38,11 @@ def refuse_nothing(job: Job, *, held_out: bool) -> None:
 
 
 def counted_by(loss: Loss) -> Metric | None:
-    """What an evaluation counts beside the loss: for cross-entropy, the correct predictions."""
+    """What an evaluation counts beside the loss: for cross-entropy, the correct predictions; for preferences, the samples whose
+    better answer leads."""
     of: Any = getattr(loss.function, "func", loss.function)
+    if (of_pairs := {dpo: dpo_accuracy, simpo: simpo_accuracy}.get(of)) is not None:
+        return of_pairs
     counts = {cross_entropy: accuracy, fused_cross_entropy: fused_accuracy}.get(of)
     return partial(counts, ignore_index=loss.ignore_index) if counts is not None else None
 

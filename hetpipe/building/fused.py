@@ -38,6 +38,19 @@ def labels_of(job: Job, model: Callable[..., Any]) -> dict[str, Any]:
     return {"labels": fused}
 
 
+def rows_of(job: Job, model: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of the job's model function by which its head computes the loss of each token of two rows a sample; nothing
+    where the loss is not over preferences. InputError if it is, and the function has no such arguments."""
+    if not job.loss.prefers:
+        return {}
+    if "rows" not in inspect.signature(model).parameters:
+        raise InputError(
+            f"the loss {job.loss.name} is over two answers a sample, and model {job.model.label!r} has no argument 'rows', which "
+            "takes both: take a causal_lm"
+        )
+    return {"labels": "auto", "rows": 2}
+
+
 def fused_loss(section: LossSection, layers: nn.Sequential) -> Loss:
     """Of what the head of such layers gives."""
     head: Any = layers[-1]

@@ -76,12 +76,16 @@ class DataSection(Named):
     workers: Workers = 0
 
 
+PREFERENCES = ("dpo", "simpo")  # losses over a better and a worse answer
+
+
 class LossSection(Strict):
     """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean: the samples, or the
     targets that are not `ignore_index` (tokens). A weighted mean has a `weight_fn` instead: a function, as
     `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
     class; it is then the mean weighted by them. `fused`: whether the model's head computes the cross-entropy of each token, so
-    that the logits of a large vocabulary are never there at once; "auto": where the model can."""
+    that the logits of a large vocabulary are never there at once; "auto": where the model can. dpo and simpo, of data with
+    preferences: `beta` is how much a lead counts, `gamma` (simpo) by how much the better answer has to lead."""
 
     guesses = KeysOf("loss")
     name: Name | None = None
@@ -91,6 +95,20 @@ class LossSection(Strict):
     ignore_index: Annotated[int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = -100
     class_weights: tuple[Annotated[Number, Field(ge=0)], ...] | None = None
     fused: Flag | Literal["auto"] = False
+    beta: Annotated[Number, Field(gt=0)] | None = None
+    gamma: Annotated[Number, Field(ge=0)] | None = None
+
+    @property
+    def prefers(self) -> bool:
+        """Whether it is over a better and a worse answer."""
+        return self.name in PREFERENCES
+
+    @model_validator(mode="after")
+    def _of_preferences(self) -> Self:
+        for key, names in (("beta", PREFERENCES), ("gamma", ("simpo",))):
+            if getattr(self, key) is not None and self.name not in names:
+                raise ValueError(f"{key!r} is of the loss {' and '.join(names)}: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

@@ -101,6 +101,40 @@ def instructions(
     return _splits(source, tokenizer, shape, Columns(columns), _one_of("turns", turns, Turns), template, thinking)
 
 
+def preferences(
+    file: str | Sequence[str],
+    tokenizer: str,
+    length: int = 2048,
+    *,
+    template: str | None = None,
+    thinking: Thinking | None = None,
+    columns: Mapping[str, str | None] | None = None,
+    sizes: Sequence[int] | None = None,
+    too_long: str = "truncate",
+    test_fraction: float = 0.1,
+    limit: int | None = None,
+    split: str = "train",
+    subset: str | None = None,
+) -> DataSplits:
+    """Questions with a better and a worse answer, for the losses dpo and simpo. A record has `chosen` and `rejected`: each a
+    whole chat, or an answer to the `prompt` (or `messages`, `question`, `instruction`) beside it. Both are written by the
+    tokenizer's template, if there is one; what is compared is the last answer of each. Other arguments are those of `chat`."""
+    shape = Shape(
+        what="preferences", length=length, too_long=too_long, pack=False, sizes=sizes, mask=False, test_fraction=test_fraction
+    )
+    source = _source("preferences", file, limit, split, subset)
+    own = None if template == NONE else read_template(template)
+    its = Tokenizer(tokenizer)
+    answers = None
+    if template != NONE and (own is not None or its.has_template):
+        answers = Answers(Template(its, own), "last", _one_of("thinking", thinking, Thinking) if thinking is not None else None)
+    else:
+        its.required_end()
+    texts = Texts(tokenizer=its, answers=answers, columns=Columns(columns), templated=True, preferences=True)
+    found = read(source, texts, shape)
+    return shape.pairs(found.sequences, found.groups, its.pad, texts.made_of(found.ends))
+
+
 def _splits(
     source: Source, name: str, shape: Shape, columns: Columns, turns: Turns, template: str | None, thinking: Thinking | None
 ) -> DataSplits:

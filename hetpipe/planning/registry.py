@@ -18,6 +18,7 @@ from hetpipe.planning.partition import Partitioner
 DATASETS = {
     "chat": "hetpipe.language.conversations",
     "instructions": "hetpipe.language.conversations",
+    "preferences": "hetpipe.language.conversations",
     "text": "hetpipe.language.documents",
     "cifar10": "hetpipe.building.datasets",
     "random_classification": "hetpipe.building.datasets",

@@ -32,6 +32,7 @@ from hetpipe.training.evaluation import Evaluator
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
 from hetpipe.training.observers.records import CheckpointRecord, RunRecord
+from hetpipe.training.reference import find_reference
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session
 
@@ -103,6 +104,7 @@ class Loop:
         RunStopped where a signal asked for the end, after the step in which it did. `predicted`: the mean step; the `lengths`
         of a profile say how others differ."""
         start = self._resume()
+        find_reference(self.job, self.session, self.engine, self.reading, self._own, begins=start == 0)
         self.metrics.begin(start, predicted, lengths)
         end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:

@@ -62,6 +62,7 @@ def build(
     extras: Sequence[str] = ("attention_mask",),
     trust_remote_code: bool | None = None,
     labels: bool | Literal["auto"] = False,
+    rows: int = 1,
     **config: Any,
 ) -> nn.Sequential:
     """A model on the meta device: int64 [b, t], or a tuple of this and the `extras`, to logits [b, t, v].
@@ -77,6 +78,8 @@ def build(
         labels: whether the head computes the loss, for `fused_cross_entropy`, a chunk of tokens at a time: inputs then end with
             labels [b, t] (-100 is not counted), and the head gives the loss of each token and whether it was predicted, both
             [b, t]. "auto": of all logits at once where they are not the very output of a linear layer; True is refused there.
+        rows: of tokens in a sample, which are never parted: inputs are then [b, rows, t], and so are outputs in their first three
+            dimensions, as a loss over preferences takes them.
         config: keys of its configuration in the place of the folder's or the defaults.
 
     Raises:
@@ -87,7 +90,7 @@ def build(
         raise InputError(
             "causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in type: qwen3"
         )
-    return _cut("causal_lm", configured(weights, type, attention, trust_remote_code, config), extras, labels)
+    return _cut("causal_lm", configured(weights, type, attention, trust_remote_code, config), extras, labels, rows)
 
 
 def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]:
@@ -101,6 +104,7 @@ def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]
         attention: str = "sdpa",
         extras: Sequence[str] = ("attention_mask",),
         labels: bool | Literal["auto"] = False,
+        rows: int = 1,
         **config: Any,
     ) -> nn.Sequential:
         """A `causal_lm` of this type, with its arguments. `size`: one of those that have names, if no weights are given; the
@@ -109,7 +113,7 @@ def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]
         settings, folder = configure(kind, classes.config, SIZES[kind], size, weights, attention, config)
         seed = drawn_seed()  # before small models draw: in earlier versions nothing else did
         with torch.random.fork_rng(devices=[]):
-            return _cut(kind, Configured(kind, classes.model, settings, folder), extras, labels, called=called, seed=seed)
+            return _cut(kind, Configured(kind, classes.model, settings, folder), extras, labels, rows, called=called, seed=seed)
 
     return build
 
@@ -119,6 +123,7 @@ def _cut(
     configured: Configured,
     extras: Sequence[str],
     labels: bool | Literal["auto"],
+    rows: int,
     *,
     called: str = "layer",
     seed: int | None = None,
@@ -146,7 +151,11 @@ def _cut(
             "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
             "out, or write 'loss: {name: cross_entropy, fused: auto}'"
         )
-    return chain(model, anatomy, folder, extras, labels=bool(labels), called=called, seed=seed)
+    found = chain(model, anatomy, folder, extras, labels=bool(labels), called=called, seed=seed)
+    if rows != 1:
+        for layer in (found[0], found[-1]):
+            layer.rows = rows  # type: ignore[assignment]
+    return found
 
 
 def _check_alike(name: str, kind: str, model_class: Any, small: Any) -> None:

@@ -80,12 +80,16 @@ class Part(HFLayer):
 
 
 class Embedding(Part):
-    """Tokens, and what else there is, to [b, t, w], and that. `longest`: how many positions the model has learned, and the key of
+    """Tokens, and what else there is, to [b, t, w], and that. Of a sample with several `rows`, whose inputs are [b, rows, t],
+    each row is one of those that go on, [b · rows, t, w]. `longest`: how many positions the model has learned, and the key of
     its configuration that says so; None where it has learned none."""
 
     longest: tuple[int, str] | None = None
+    rows = 1
 
     def forward(self, given: Tensors) -> Tensors:
+        if self.rows > 1:
+            given = as_value([tensor.flatten(0, 1) for tensor in as_tuple(given)])
         tokens, extras, labels = self.parts(given)
         named = self.named(extras)
         if self.longest is not None and "position_ids" not in named:
@@ -143,12 +147,18 @@ class Block(Part):
 class Head(Part):
     """What comes after the last layer: [b, t, w], and what else there is, to logits [b, t, v]; or, with labels, to the loss of
     each token [b, t] (0 where its label is -100) and whether its greatest logit is its label's [b, t]. Where the logits are the
-    very output of a `linear` layer, at this path, they are then never there at once."""
+    very output of a `linear` layer, at this path, they are then never there at once. Of a sample with several `rows` they stand
+    beside each other again, [b, rows, t]."""
 
     words: int
     linear: str | None = None
+    rows = 1
 
     def forward(self, given: Tensors) -> Tensors:
+        found = self._of_rows(given)
+        return found if self.rows == 1 else as_value([own.unflatten(0, (-1, self.rows)) for own in as_tuple(found)])
+
+    def _of_rows(self, given: Tensors) -> Tensors:
         hidden, extras, labels = self.parts(given)
         if labels and self.linear is not None:
             return self._losses(self.linear, hidden, extras, labels[0])

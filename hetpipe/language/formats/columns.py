@@ -24,9 +24,10 @@ OF_RECORDS = (
     "text",
 )
 OF_TURNS = ("role", "content")
+OF_PREFERENCES = ("chosen", "rejected")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARKS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "loss_weight")  # whether a turn is learned
-KNOWN = tuple(dict.fromkeys((*OF_RECORDS, *OF_TURNS, *ROLES, *MARKS, "label")))
+KNOWN = tuple(dict.fromkeys((*OF_RECORDS, *OF_TURNS, *ROLES, *MARKS, *OF_PREFERENCES, "label")))
 
 
 class Columns:

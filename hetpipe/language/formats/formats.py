@@ -43,7 +43,11 @@ def _messages(left: dict[str, Any], columns: Columns) -> str | None:
 
 def read_record(value: object, columns: Columns, *, templated: bool | None) -> Chat | Pair:
     """UnusableError says what is wrong with it. `templated`: see `pair_of`."""
-    left = named(value, columns)
+    return read_named(named(value, columns), columns, templated=templated)
+
+
+def read_named(left: dict[str, Any], columns: Columns, *, templated: bool | None) -> Chat | Pair:
+    """A record under our names, likewise."""
     key = _messages(left, columns)
     if key is not None:
         return chat_of(left, key, columns)

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hetpipe.building.datasets import DataSplits, held_out, require_count
 from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.language.preferred import Pairs
 from hetpipe.language.samples import Packed, Padded, Sequences, default_sizes
+from hetpipe.processes.environment import own_rank
+from hetpipe.processes.progress import warn
 
 TOO_LONG = ("truncate", "drop", "refuse")
 
@@ -69,6 +73,27 @@ class Shape:
             names=names,
             made_of=made_of,
             test=Padded(test, sizes, pad, mask=self.mask) if test else None,
+        )
+
+    def pairs(self, sequences: Sequences, groups: Tensor, pad: int, made_of: Mapping[str, Any]) -> DataSplits:
+        """Split questions with two answers, whose samples stand one behind the other in a group. Those of which one answer was
+        left out, since nothing of it is learned within `length`, are left out as well. InputError if none is left."""
+        whole = (torch.bincount(groups) == 2)[groups]
+        if not bool(whole.any()):
+            raise InputError(f"{self.what}: no record has two answers of which something is learned within {self.length} tokens")
+        if own_rank() == 0 and (lost := int((~whole).sum())):
+            warn(
+                f"note: {lost} questions are left out, since only one of their answers has a token to learn within {self.length}"
+            )
+        sequences = sequences.select(whole)
+        count = len(sequences) // 2
+        held = held_out(count, self.test_fraction).repeat_interleave(2)
+        sizes = self._sizes(sequences.lengths)
+        return DataSplits(
+            train=Pairs(sequences.select(~held), sizes, pad),
+            test=Pairs(sequences.select(held), sizes, pad) if bool(held.any()) else None,
+            names=("input_ids",),
+            made_of=made_of,
         )
 
     def _sizes(self, lengths: Tensor) -> list[int]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from hetpipe.language.formats.chats import OPTIONS, Chat
 from hetpipe.language.formats.columns import Columns
-from hetpipe.language.formats.formats import read_record
+from hetpipe.language.formats.formats import read_named, read_record
+from hetpipe.language.formats.pairs import Pair
+from hetpipe.language.formats.preferences import sides_of
 from hetpipe.language.marked import Marked, Span
 from hetpipe.language.records.record import UnusableError
 from hetpipe.language.tokenizer import Tokenizer
@@ -21,18 +23,29 @@ from hetpipe.language.writing.template import DATE
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """How records become samples: by a template (None: without) and the columns that a job names; `templated`: see `pair_of`."""
+    """How records become samples: by a template (None: without) and the columns that a job names; `templated`: see `pair_of`.
+    `preferences`: each record is two samples, with its better answer and with its worse one."""
 
     tokenizer: Tokenizer
     answers: Answers | None
     columns: Columns
     templated: bool | None
+    preferences: bool = False
 
     def samples(self, value: Any) -> tuple[list[Marked], set[str]]:
         """Return the samples of a record, and the keys that nothing reads. UnusableError says why it cannot be used."""
         if isinstance(value, UnusableError):
             raise value
-        found = read_record(value, self.columns, templated=self.templated if self.answers is not None else False)
+        templated = self.templated if self.answers is not None else False
+        if not self.preferences:
+            return self._of(read_record(value, self.columns, templated=templated))
+        if not isinstance(value, dict):
+            raise UnusableError(f"expected a mapping with the keys chosen and rejected, found a {type(value).__name__}")
+        both = [self._of(read_named(side, self.columns, templated=templated)) for side in sides_of(value, self.columns)]
+        keys = {key for _, unused in both for key in unused}
+        return ([samples[0] for samples, _ in both], keys) if all(samples for samples, _ in both) else ([], keys)
+
+    def _of(self, found: Chat | Pair) -> tuple[list[Marked], set[str]]:
         if isinstance(found, Chat):
             if self.answers is None:
                 raise UnusableError(

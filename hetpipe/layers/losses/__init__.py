@@ -1,4 +1,5 @@
-"""Losses of large vocabularies, whose logits are never in memory at once. Read in this order:
+"""Losses of language models. Read in this order:
 
-chunked (the loss of each token, of what goes into a model's head), fused (a loss of such losses).
+chunked (the loss of each token, of what goes into a model's head), fused (a loss of such losses, whose logits
+are never in memory at once), preference (of a better and a worse answer).
 """
