@@ -234,12 +234,9 @@ def test_calls_that_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     ("record", "name"),
     [
-        (
-            {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "it has ['chosen', 'rejected']: these are preference data (as for DPO)",
-        ),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "it has ['chosen', 'rejected']: these are preference data, from which"),
         ({"messages": said("Hi", "Yes."), "rejected_response": "c"}, "it has ['rejected_response']: these are preference data"),
-        ({"conversations": said("Hi"), "chosen": said("", "b")[1], "rejected": said("", "c")[1]}, "preference data (as for DPO)"),
+        ({"conversations": said("Hi"), "chosen": said("", "b")[1], "rejected": said("", "c")[1]}, "preference data, from which"),
         ({"prompt": "a", "completion": "b", "label": False}, "it has label: false: these are preference data (as for KTO)"),
         ({"messages": said("Hi", "Yes."), "kto_tag": True}, "it has kto_tag: true: these are preference data (as for KTO)"),
         ({"prompt": "a", "completion": "b", "label": "False"}, "it has label: false: these are preference data (as for KTO)"),

@@ -53,6 +53,21 @@ def facts(*lengths: int) -> DataFacts:
     return DataFacts(len(lengths), 0, count, count, max(lengths), lengths)
 
 
+def test_preferences_are_asked_for_by_their_method(tmp_path: Path) -> None:
+    data = lines(tmp_path / "answers.jsonl", [{"prompt": "Hello!", "chosen": "Yes.", "rejected": "No."}])
+    found = kind_of([data], preferences=True)
+    assert found == Found("preferences", {"file": data})
+    job = filled(drafted(found=found, method="simpo"), ModelFacts(4096, apart=True), facts(*[40] * 30))
+    assert Job.parse(job, "the job").loss.prefers
+    assert (job["data"]["name"], job["loss"], job["train"]["optimizer"]["lr"]) == ("preferences", {"name": "simpo"}, 5e-6)
+    assert "pack" not in job["data"]["args"]
+    assert "these are preference data, from which" in refusal(kind_of, data=[data])
+    plain = lines(tmp_path / "plain.jsonl", [{"prompt": "Hello!", "completion": "Yes."}])
+    assert "no key chosen, beside which" in refusal(kind_of, data=[plain], preferences=True)
+    assert "--method 'dpp'; did you mean 'dpo'" in refusal(asked, method="dpp")
+    assert "compares the last answers" in refusal(asked, method="dpo", turns="all")
+
+
 def test_every_default_stands_in_the_job() -> None:
     job = filled(drafted(cards=True), ModelFacts(4096, apart=True), facts(*[40] * 30, 100))
     assert Job.parse(job, "the job")
@@ -286,7 +301,7 @@ def test_the_kind_of_data_is_told_by_the_first_record(tmp_path: Path) -> None:
         ("", "line 1: the line is empty"),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "line 1: it has ['chosen', 'rejected']: these are preference data (as f",
+            "line 1: it has ['chosen', 'rejected']: these are preference data, from which",
         ),
     ],
     ids=str,

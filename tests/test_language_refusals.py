@@ -88,7 +88,7 @@ def test_own_loops_refuse_such_a_model_for_a_sample_with_packed_rows() -> None:
     refuse_mixed_rows(qwen, (tokens, one_row % 4))
     refuse_mixed_rows(nn.Sequential(nn.Linear(2, 2)), (tokens, one_row % 4))
     plan = make_plan([{"cuts": [len(opt)], "sizes": [1]}])
-    with pytest.raises(InputError, match="a model of type 'opt' does not tell such apart"):
+    with pytest.raises(InputError, match="a model of type 'opt' does not tell the samples of a row apart"):
         hetpipe.wrap(opt, plan, (tokens, one_row % 4), nn.functional.cross_entropy)
 
 

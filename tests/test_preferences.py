@@ -134,6 +134,19 @@ def test_losses_are_those_of_one_device_by_hand(
     assert all(record.accuracy is not None and record.samples == 4 for record in found.evaluations)
 
 
+def test_with_adapters_the_reference_is_the_base(words: str, tmp_path: Path) -> None:
+    """New adapters change nothing at first; under another plan the losses are the same."""
+    found = []
+    for plan in ("one device", "unequal replicas"):
+        place = tmp_path / plan.replace(" ", "-")
+        place.mkdir()
+        adapter = {"kind": "lora", "r": 4, "alpha": 8, "dropout": 0.0}
+        found.append(trained(job_of(place, words, plan, {"name": "dpo"}, adapter=adapter)).losses)
+    assert found[0][0] == pytest.approx(math.log(2), abs=1e-12)
+    assert found[0] == pytest.approx(found[1], abs=1e-9)
+    assert found[0][3] < found[0][0]
+
+
 def test_a_run_that_resumes_has_the_reference_that_it_began_with(words: str, tmp_path: Path) -> None:
     def run(name: str, *settings: str) -> Any:
         (tmp_path / name).mkdir(exist_ok=True)

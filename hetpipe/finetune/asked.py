@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetpipe.documents.job import PREFERENCES
 from hetpipe.documents.sections.adapter import ALL_LINEAR, NO_LORA, parse_lora
-from hetpipe.files.messages import InputError, shown
+from hetpipe.files.messages import InputError, nearest, shown
 
 DEFAULT = "r=16"  # of --lora
 TOKENIZER = "tokenizer.json"  # of a folder that holds one
+SFT = "sft"  # of --method: examples are learned
+METHODS = (SFT, *PREFERENCES)
 SETTINGS = "--set adapter."  # of what an adapter has
 
 
@@ -36,6 +39,7 @@ class Asked:
     template: str | None = None
     thinking: str | None = None
     columns: str | None = None
+    method: str = SFT
     log_to: tuple[str, ...] = ()
     evaluated: str | None = None
     early_stop: int | None = None
@@ -44,6 +48,12 @@ class Asked:
     settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"--method {shown(self.method)}{nearest(self.method, METHODS)}")
+        if self.prefers and self.turns is not None:
+            raise InputError(
+                f"--turns {self.turns} is for chats, and --method {self.method} compares the last answers: leave it out"
+            )
         if self.cluster is not None and self.emulate:
             raise InputError(
                 f"--cluster {self.cluster} and --emulate {self.emulate[0]} both describe the devices. Leave one of the two out"
@@ -59,6 +69,11 @@ class Asked:
             )
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
             raise InputError(f"--lr {self.rate}: write a number of at least 0, such as 2e-4")
+
+    @property
+    def prefers(self) -> bool:
+        """Whether better answers are learned against worse ones."""
+        return self.method in PREFERENCES
 
     @property
     def evaluated_part(self) -> float | None:

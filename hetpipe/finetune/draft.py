@@ -21,9 +21,10 @@ from hetpipe.language.packing import pack
 SOURCE = "the job of this command"
 LENGTH, BATCH = 2048, 32  # tokens of a sample or row, samples or rows of a step: at most, unless they are asked for
 RATES = {"lora": 2e-4, "full": 1e-5}
+PREFERRED_RATES = {"lora": 5e-6, "full": 5e-7}  # Tunstall et al. 2023, Zephyr, section 4.3; ten times that for adapters
 WARMUP = 0.03  # of the steps
 CLIP = 1.0
-LENGTH_KEY = {"chat": "length", "instructions": "length", "text": "context"}
+LENGTH_KEY = {"chat": "length", "instructions": "length", "text": "context", "preferences": "length"}
 CHECKPOINTS, LOG, CLUSTER_FILE, JOB_FILE = "checkpoints", "run", "cluster.yaml", "job.yaml"  # in the folder of a run
 ADAPTER, MODEL = "adapter", "model"  # there, too: what is exported
 EVALUATIONS = 10  # of a run, unless it is said how often
@@ -34,7 +35,8 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
     adapter, precision = asked.adapter_keys, precision_of(asked.precision, cluster, cards=cards)
     data, evaluate = _data(asked, found), _evaluation(asked, found)
-    rate = asked.rate if asked.rate is not None else RATES["lora" if adapter else "full"]
+    rates = PREFERRED_RATES if asked.prefers else RATES
+    rate = asked.rate if asked.rate is not None else rates["lora" if adapter else "full"]
     train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
     if asked.global_batch is not None:
         train["global_batch"] = asked.global_batch
@@ -44,7 +46,7 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     if adapter is not None:
         job["adapter"] = {**adapter, "base": asked.base or base_of(precision, cluster)}
     job["data"] = {"name": found.kind, "args": data}
-    job["loss"] = {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    job["loss"] = {"name": asked.method} if asked.prefers else {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
     if asked.cluster is not None or asked.emulate:
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
     job["train"] = train
@@ -134,6 +136,8 @@ def open_keys(job: Mapping[str, Any]) -> list[tuple[str, str]]:
     args, train = job["data"].get("args") or {}, job["train"]
     length = LENGTH_KEY.get(job["data"].get("name"))
     told = {"length": ("length", "pack"), "context": ("context",)}.get(length or "", ())
+    if job["data"].get("name") == "preferences":
+        told = ("length",)
     found = [("data", key) for key in told if key not in args]
     return found + [("train", key) for key in ("global_batch", "scheduler") if key not in train]
 

@@ -60,7 +60,8 @@ def unpacked(found: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
     content = filled(found, facts._replace(apart=False), None)
     if content["data"]["args"].get("pack"):
         content["data"]["args"]["pack"] = False
-    content["loss"] = {**content["loss"], "fused": False}
+    if content["loss"].get("fused"):
+        content["loss"] = {**content["loss"], "fused": False}
     return content
 
 

@@ -5,29 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hetpipe.files.messages import InputError, shown
 from hetpipe.language.formats.columns import Columns
 from hetpipe.language.formats.formats import EXPECTED, Kind, kind_of_record
+from hetpipe.language.formats.preferences import sides_of
 from hetpipe.language.records.files import KINDS
 from hetpipe.language.records.record import UnusableError
 from hetpipe.language.records.source import Source
 
 PLAIN = (".txt", ".md")
-COUNTED: dict[str, str] = {"chat": "chat", "instructions": "pair", "text": "window"}
+COUNTED: dict[str, str] = {"chat": "chat", "instructions": "pair", "text": "window", "preferences": "question"}
 
 
 class Found(NamedTuple):
     """The data as a job names them: by which function, with which arguments for the files."""
 
-    kind: Kind
+    kind: Kind | Literal["preferences"]
     files: dict[str, Any]
 
 
-def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None) -> Found:
-    """InputError where a file, a folder or the first record is of none of these kinds, or where plain texts are named beside
-    records."""
+def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None, *, preferences: bool = False) -> Found:
+    """`preferences`: these are asked for. InputError where a file, a folder or the first record is of none of these kinds, or
+    where plain texts are named beside records."""
     plain = [part for part in map(_plain, data) if part is not None]
     if plain and len(plain) < len(data):
         raise InputError(f"{shown(list(data))}: some of these are plain texts, and others hold records. Give one kind")
@@ -41,6 +42,9 @@ def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None
     try:
         if isinstance(first.value, UnusableError):
             raise first.value
+        if preferences:
+            sides_of(first.value, Columns(columns))
+            return Found("preferences", {"file": names})
         kind = kind_of_record(first.value, Columns(columns))
     except UnusableError as error:
         raise InputError(f"{first.where}: {error}") from None

@@ -36,7 +36,7 @@ def look(asked: Asked) -> Looked:
     cluster = Cluster.parse(emulated, "--emulate") if emulated is not None else None
     if asked.cluster is not None:
         cluster = Cluster.load(asked.cluster)
-    found = kind_of(asked.data, asked.named_columns)
+    found = kind_of(asked.data, asked.named_columns, preferences=asked.prefers)
     if asked.template not in (None, NONE):
         read_template(asked.template)
     Job.parse(filled(draft(asked, found, cluster, cards=False), ModelFacts(), None), SOURCE)

@@ -75,6 +75,7 @@ EVAL = (
     "evaluation. By default a tenth of the data is held out, and evaluated at the end."
 )
 EARLY_STOP = "End the run after so many evaluations without a better one. Evaluates as --eval does."
+METHOD = "What is learned: sft, the answers of the data; or of data with a better and a worse answer, dpo or simpo."
 LOG_TO = "Send the curves to tensorboard, wandb, mlflow or trackio, too. May be repeated."
 CLUSTER = "The devices: cluster.yaml. By default all devices of this machine, or under torchrun of all machines."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
@@ -100,6 +101,7 @@ def finetune(
     columns: Annotated[str | None, typer.Option(help=COLUMNS)] = None,
     evaluated: Annotated[str | None, typer.Option("--eval", help=EVAL, metavar="FILE|PART")] = None,
     early_stop: Annotated[int | None, typer.Option("--early-stop", min=1, help=EARLY_STOP)] = None,
+    method: Annotated[str, typer.Option(help=METHOD)] = "sft",
     log_to: Annotated[Texts | None, typer.Option("--log-to", help=LOG_TO)] = None,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
     emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
@@ -137,6 +139,7 @@ def finetune(
         columns=columns,
         evaluated=evaluated,
         early_stop=early_stop,
+        method=method,
         log_to=tuple(log_to or ()),
         cluster=cluster,
         emulate=tuple(emulate or ()),
