@@ -213,7 +213,7 @@ def test_pairs_are_held_out_and_left_out_together(words: str, tmp_path: Path) ->
     assert (len(train), len(test)) == (6, 3)
     tokens, labels = train.padded([train[0], train[1]], train.sizes[-1])[0]
     assert tokens.shape == labels.shape == (2, 2, train.sizes[-1])
-    train.reference = torch.arange(12, dtype=torch.float64).view(6, 2)
+    train.reference_log_probabilities = torch.arange(12, dtype=torch.float64).view(6, 2)
     assert train[1][1][:, 0].tolist() == [2.0, 3.0]
     assert train.digests() == preferences(file, words, length=64, test_fraction=0.34).train.digests()  # type: ignore[attr-defined]
 

@@ -147,10 +147,10 @@ class Preferences(Protocol):
     """A data set of a better and a worse answer to each question (see `hetpipe.layers.losses.preference`).
 
     Attributes:
-        reference: log-probabilities of both answers by a reference, float64 [n, 2]; None until they are known.
+        reference_log_probabilities: of both answers, float64 [n, 2]; None until they are known.
     """
 
-    reference: Tensor | None
+    reference_log_probabilities: Tensor | None
 
     def __len__(self) -> int: ...
 

@@ -8,15 +8,13 @@ from functools import partial
 from typing import Any
 
 from hetpipe.documents.job import DataSection, Job
-from hetpipe.documents.sections.evaluate import EvaluateSection, EvaluationData
+from hetpipe.documents.sections.evaluate import HELD_OUT, EvaluateSection, EvaluationData
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
 from hetpipe.layers.losses.preference import dpo, dpo_accuracy, simpo, simpo_accuracy
 from hetpipe.layers.model import Loss, accuracy, cross_entropy
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
-
-HELD_OUT = "test_fraction"  # the argument of data that says which part does not train: none of a set of its own
 
 
 def evaluated_section(job: Job, wanted: EvaluationData, function: Callable[..., Any]) -> DataSection:

@@ -19,14 +19,14 @@ Both = tuple[Tensor, Tensor, Tensor, Tensor]  # tokens and labels of the better 
 
 class Pairs(Dataset[Any]):
     """Questions with two answers, a `hetpipe.building.data.Ragged`: inputs are (tokens, labels), int64 [b, 2, t], the better
-    answer first; targets, float64 [b, 2, 2], are the log-probability of each answer by the `reference` (float64 [n, 2]), 0 until
+    answer first; targets, float64 [b, 2, 2], are the log-probability of each answer by the reference (float64 [n, 2]), 0 until
     that is known, and its number of tokens. `sequences` has the two answers of each question one behind the other."""
 
     def __init__(self, sequences: Sequences, sizes: Sequence[int], pad: int) -> None:
         self.sequences, self.sizes, self.pad = sequences, tuple(sizes), pad
         self.words, self.positions = sequences.words(pad), self.sizes[-1]  # that a model must know
         self.lengths = sequences.lengths.view(-1, 2).amax(1)
-        self.reference: Tensor | None = None
+        self.reference_log_probabilities: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -37,7 +37,9 @@ class Pairs(Dataset[Any]):
         index %= len(self)
         both = (*self.sequences[2 * index], *self.sequences[2 * index + 1])
         counts = torch.tensor([(labels != IGNORED).sum() for labels in (both[1], both[3])], dtype=torch.float64)
-        known = self.reference[index] if self.reference is not None else torch.zeros_like(counts)
+        known = (
+            self.reference_log_probabilities[index] if self.reference_log_probabilities is not None else torch.zeros_like(counts)
+        )
         return both, torch.stack((known, counts), 1)
 
     def digests(self) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.whole_state import receive_tensor, send_tensor
 from hetpipe.training.director import Director, Event
 from hetpipe.training.loop import Loop
+from hetpipe.training.observers.records import EvaluationRecord
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session, Setting, join, used_ranks
 
@@ -111,11 +112,12 @@ class _Told(NamedTuple):
     losses: list[float]
     samples: int
     first_step: int
+    evaluations: list[EvaluationRecord]
 
 
 def run_legs(session: Session, event: Event, profile: Profile, director: Director) -> TrainResult | None:
-    """Train leg after leg, as the director says from the begin on. The main rank of the last leg gets the result: losses and
-    samples are those of all legs, times those of the last. Collective over all ranks of the job."""
+    """Train leg after leg, as the director says from the begin on. The main rank of the last leg gets the result: losses, samples
+    and evaluations are those of all legs, times those of the last. Collective over all ranks of the job."""
     past, last = list[_Told](), None
     result: TrainResult | None = None
     while (following := director.next_leg(event, session.world, profile)) is not None:
@@ -133,7 +135,7 @@ def run_legs(session: Session, event: Event, profile: Profile, director: Directo
                 found = last.run(_predicted(last, profile), profile.lengths or (), following.until)
                 result = found if last.engine.world.is_main else None
         own = (
-            _Told(last.over, result.losses, result.samples, result.first_step)
+            _Told(last.over, result.losses, result.samples, result.first_step, result.evaluations)
             if last is not None and result is not None
             else None
         )
@@ -142,6 +144,7 @@ def run_legs(session: Session, event: Event, profile: Profile, director: Directo
     if result is not None:
         result.losses = [loss for told in past for loss in told.losses]
         result.samples, result.first_step = sum(told.samples for told in past), past[0].first_step
+        result.evaluations = [record for told in past for record in told.evaluations]
     return result
 
 

@@ -31,14 +31,16 @@ def find_reference(job: Job, session: Session, engine: PlanEngine, reading: Read
     if it is lost. Collective."""
     parts: dict[str, Any] = {"train": session.data.train, "test": session.data.test}
     wanted = {name: part for name, part in parts.items() if isinstance(part, Preferences)}
-    if job.loss.name not in WITH_REFERENCE or all(part.reference is not None for part in wanted.values()):
+    if job.loss.name not in WITH_REFERENCE or all(part.reference_log_probabilities is not None for part in wanted.values()):
         return
     file = Path(job.checkpoint.folder) / FILE if job.checkpoint is not None else None
     known = dict[str, Tensor]()
     if not begins and file is not None:
         known = engine.world.together(lambda: _load(file, {name: len(part) for name, part in wanted.items()}))
     for name, part in wanted.items():
-        part.reference = known[name] = known[name] if name in known else _computed(part, job, engine, reading, own)
+        part.reference_log_probabilities = known[name] = (
+            known[name] if name in known else _computed(part, job, engine, reading, own)
+        )
     if begins and file is not None:
         engine.world.on_main(lambda: _save(known, file))
 

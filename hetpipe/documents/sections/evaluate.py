@@ -8,6 +8,8 @@ from pydantic import model_validator
 
 from hetpipe.files.formats import Count, Name, Positive, Strict
 
+HELD_OUT = "test_fraction"  # the argument of data that says which part does not train: none of a set of its own
+
 
 class EvaluationData(Strict):
     """Samples to evaluate, all of them: of the job's own data function with other `args` (those that are left out stay as they
