@@ -50,7 +50,7 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
         "training.start.profile_everywhere",
         "exchange.export.export",
         "exchange.importers.import_published",
-        "cli.fastspeed.convert",
+        "cli.convert.fastspeed.convert",
     )
     modules = [import_module(f"hetpipe.{place.rpartition('.')[0]}") for place in places]  # all before any is changed
     for module, place in zip(modules, places, strict=True):

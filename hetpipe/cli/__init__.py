@@ -1,6 +1,5 @@
 """The command `hetpipe`. Read in this order:
 
 terminal (colours, bars), exits (codes, last words), guesses (what others call it), front (`plan --pareto`), exchange (`export`,
-`import`), weights (`export-weights`), generate, fastspeed (`convert`), what_if, finetune/,
-commands (all others).
+`import`), weights (`export-weights`), generate, convert/, what_if, finetune/, commands (all others).
 """

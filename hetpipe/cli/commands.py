@@ -13,8 +13,8 @@ import typer
 
 from hetpipe import __version__
 from hetpipe.cli import exits
+from hetpipe.cli.convert.command import app as convert
 from hetpipe.cli.exchange import export_command, import_command
-from hetpipe.cli.fastspeed import app as convert
 from hetpipe.cli.finetune.command import finetune
 from hetpipe.cli.generate import generate
 from hetpipe.cli.guesses import instead

@@ -1,0 +1,17 @@
+"""`hetpipe convert TRAINER FILE`."""
+
+from __future__ import annotations
+
+import typer
+
+from hetpipe.cli.convert.fastspeed import fastspeed
+
+app = typer.Typer(help="Turn another trainer's config into a job.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Turn another trainer's config into a job."""
+
+
+app.command()(fastspeed)
