@@ -66,6 +66,7 @@ setup(
         "hetpipe.show": ["glossary.md"],
         "hetpipe.show.page": ["style.css", "script.js"],
         "hetpipe.documents": ["guesses.yaml"],
+        "hetpipe.exchange.configs": ["axolotl.yaml", "llamafactory.yaml"],
         "hetpipe.whatif": ["cards.yaml", "popular.yaml", "zorse.json", "zorse-LICENSE.txt"],
         "hetpipe.models": ["README.md"],
     },

@@ -34,6 +34,7 @@ from tests.support.jobs import PLANNING, Folder
         ("import", "sailor", ".", "--model", "x", "-o"),
         ("import", "sailor", ".", "--model", "x", "--cluster-output"),
         ("convert", "fastspeed", "plan.json", "-o"),
+        ("convert", "llamafactory", "plan.json", "-o"),
     ],
     ids=lambda arguments: f"{arguments[0]} {arguments[-1]}",
 )
@@ -51,6 +52,7 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(
         "exchange.export.export",
         "exchange.importers.import_published",
         "cli.convert.fastspeed.convert",
+        "cli.convert.trainers.convert",
     )
     modules = [import_module(f"hetpipe.{place.rpartition('.')[0]}") for place in places]  # all before any is changed
     for module, place in zip(modules, places, strict=True):

@@ -121,6 +121,8 @@ def test_the_wheel_holds_every_module_and_runs_by_itself(built: Path, tmp_path: 
     own |= {f"hetpipe/{name}" for name in modules if name.startswith(("models/", "partitioners/"))}
     page = {
         "hetpipe/documents/guesses.yaml",
+        "hetpipe/exchange/configs/axolotl.yaml",
+        "hetpipe/exchange/configs/llamafactory.yaml",
         "hetpipe/show/glossary.md",
         "hetpipe/show/page/style.css",
         "hetpipe/show/page/script.js",

@@ -1,4 +1,5 @@
 """To and from other systems. Read in this order:
 
-export/ (launch arguments of Megatron, DeepSpeed and torchrun), importers/ (published profiles).
+export/ (launch arguments of Megatron, DeepSpeed and torchrun), importers/ (published profiles), configs/ (configurations of other
+trainers).
 """

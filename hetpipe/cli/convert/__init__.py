@@ -1,4 +1,4 @@
 """`hetpipe convert`: another trainer's configuration becomes a job. Read in this order:
 
-job_file (what the commands share), fastspeed, command (a new trainer gets a line there).
+job_file (what the commands share), fastspeed, trainers (LLaMA-Factory, axolotl), command (a new trainer gets a line there).
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hetpipe.cli.convert.fastspeed import fastspeed
+from hetpipe.cli.convert.trainers import axolotl, llamafactory
 
 app = typer.Typer(help="Turn another trainer's config into a job.", no_args_is_help=True)
 
@@ -15,3 +16,5 @@ def _group() -> None:
 
 
 app.command()(fastspeed)
+app.command()(llamafactory)
+app.command()(axolotl)

@@ -1,0 +1,618 @@
+"""Configurations of LLaMA-Factory and axolotl: the jobs that they become, where each of their keys goes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+
+from hetpipe.documents.job import Job
+from hetpipe.exchange.configs import TRAINERS, Asked, Converted, convert
+from hetpipe.exchange.configs.table import load_table
+from hetpipe.files.messages import InputError
+from tests.support.chats import lines
+from tests.support.commands import Command
+from tests.support.finetuning import chats, small_model
+
+LORA = """
+model_name_or_path: tiny
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 4
+lora_target: q_proj,v_proj
+dataset: talks
+template: qwen3_nothink
+cutoff_len: 64
+preprocessing_num_workers: 4
+output_dir: saves/lora
+logging_steps: 1
+save_steps: 20
+plot_loss: true
+report_to: none
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+learning_rate: 1e-3
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 1000000
+resume_from_checkpoint: null
+"""
+QLORA = """
+model_name_or_path: org/model
+quantization_bit: 4
+quantization_method: bnb
+double_quantization: false
+stage: sft
+finetuning_type: lora
+lora_target: all
+additional_target: embed_tokens,lm_head
+use_rslora: true
+dataset: talks,asks
+template: llama3
+neat_packing: true
+mask_history: true
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 50
+report_to: [wandb, swanlab]
+run_name: mine
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+max_steps: 400
+lr_scheduler_type: constant_with_warmup
+warmup_steps: 20
+fp16: true
+output_dir: saves/qlora
+"""
+FULL = """
+model_name_or_path: org/model
+stage: sft
+finetuning_type: full
+deepspeed: ds_z3.json
+gradient_checkpointing: true
+flash_attn: fa2
+dataset: asks
+template: qwen
+max_samples: 3
+output_dir: saves/full
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+weight_decay: 0.03
+adam_beta2: 0.95
+max_grad_norm: 1.0e-3
+optim: adamw_torch_fused
+bf16: true
+save_strategy: epoch
+save_total_limit: 2
+"""
+AXOLOTL_LORA = """
+base_model: tiny
+load_in_8bit: false
+strict: false
+datasets:
+  - path: asks.jsonl
+    ds_type: json
+    type: alpaca
+dataset_prepared_path: prepared
+val_set_size: 0.1
+output_dir: ./outputs/lora
+adapter: lora
+lora_model_dir:
+sequence_len: 64
+sample_packing: false
+pad_to_sequence_len: true
+lora_r: 4
+lora_alpha: 8
+lora_dropout: 0.05
+lora_target_modules: [q_proj, v_proj]
+wandb_project:
+gradient_accumulation_steps: 1
+micro_batch_size: 4
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 2e-3
+train_on_inputs: false
+bf16: false
+tf32: false
+gradient_checkpointing: true
+logging_steps: 1
+flash_attention: true
+warmup_steps: 1
+evals_per_epoch: 2
+saves_per_epoch: 1
+weight_decay: 0.0
+special_tokens: {pad_token: <pad>}
+"""
+AXOLOTL_QLORA = """
+base_model: org/model
+model_type: AutoModelForCausalLM
+load_in_4bit: true
+chat_template: llama3
+eot_tokens: [<end>]
+datasets:
+  - path: org/chats
+    type: chat_template
+    split: train[:20%]
+    field_messages: conversations
+    message_property_mappings: {role: from, content: value}
+    roles: {user: [customer, human], assistant: [gpt]}
+    roles_to_train: [assistant]
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_target_linear: true
+sequence_len: 2048
+sample_packing: true
+gradient_accumulation_steps: 4
+micro_batch_size: 1
+max_steps: 90
+optimizer: paged_adamw_32bit
+learning_rate: 0.0002
+bf16: auto
+wandb_project: mine
+use_tensorboard: true
+"""
+AXOLOTL_FULL = """
+base_model: org/model
+plugins: [axolotl.integrations.liger.LigerPlugin]
+liger_rope: true
+datasets:
+  - {path: org/texts, type: chat_template}
+test_datasets:
+  - {path: org/texts, type: chat_template, split: test}
+sequence_len: 4096
+batch_size: 8
+micro_batch_size: 2
+num_epochs: 2
+cosine_min_lr_ratio: 0.1
+learning_rate: 2e-5
+weight_decay: 0.1
+bf16: true
+fsdp: [full_shard, auto_wrap]
+fsdp_config: {fsdp_offload_params: true}
+context_parallel_size: 2
+eval_steps: 0.25
+save_steps: 100
+"""
+CONFIGS = {"llamafactory": (LORA, QLORA, FULL), "axolotl": (AXOLOTL_LORA, AXOLOTL_QLORA, AXOLOTL_FULL)}
+INFO: dict[str, dict[str, Any]] = {
+    "talks": {
+        "file_name": "talks.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    },
+    "asks": {"file_name": "asks.jsonl", "columns": {"prompt": "ask", "response": "reply", "system": "rules"}},
+    "better": {"file_name": "better.json", "ranking": True},
+    "seen": {"file_name": "seen.json", "columns": {"messages": "messages", "images": "images"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the data of the configurations, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(INFO))
+    chats(tmp_path / "data/talks.jsonl", 24)
+    lines(tmp_path / "data/asks.jsonl", [{"ask": f"{i}?", "reply": f"{i}."} for i in range(7)])
+    lines(tmp_path / "asks.jsonl", [{"instruction": f"Say {i}", "input": "", "output": f"{i}."} for i in range(20)])
+    return tmp_path
+
+
+def made(trainer: str, text: str, devices: int | None = 2, **asked: Any) -> Converted:
+    Path("config.yaml").write_text(text)
+    return convert(trainer, Path("config.yaml"), Asked(devices, **asked))
+
+
+def changed(text: str, **keys: Any) -> str:
+    return yaml.safe_dump({**yaml.safe_load(text), **keys})
+
+
+def refused(trainer: str, text: str, **asked: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        made(trainer, text, **asked)
+    return str(caught.value)
+
+
+def keys(found: Converted, name: str) -> list[str]:
+    return [line.key for line in getattr(found, name)]
+
+
+def note(found: Converted, key: str) -> str:
+    return next(line.note for lines in found.lists.values() for line in lines if line.key == key)
+
+
+# ---- the jobs
+
+
+def test_a_lora_of_llamafactory() -> None:
+    """24 chats in batches of 2 × 2 × 2 are 3 steps an epoch; of 9 steps a tenth, rounded up, is the warm-up."""
+    found = made("llamafactory", LORA)
+    assert found.job == {
+        "format": "hetpipe.job/1",
+        "model": {"name": "causal_lm", "args": {"weights": "tiny"}},
+        "adapter": {"kind": "lora", "r": 4, "alpha": 8, "dropout": 0.0, "targets": ["q_proj", "v_proj"], "base": "bf16"},
+        "data": {
+            "name": "chat",
+            "args": {
+                "file": "data/talks.jsonl",
+                "columns": {"system": "", "tools": ""},
+                "tokenizer": "tiny",
+                "length": 64,
+                "pack": False,
+                "test_fraction": 0.0,
+            },
+        },
+        "loss": {"name": "cross_entropy", "weight": "tokens", "fused": "auto"},
+        "train": {
+            "global_batch": 8,
+            "epochs": 3,
+            "optimizer": {"name": "AdamW", "lr": 1e-3, "weight_decay": 0.0},
+            "clip_norm": 1.0,
+            "seed": 42,
+            "scheduler": {"name": "CosineAnnealingLR", "T_max": 8, "warmup_steps": 1},
+            "precision": "bf16",
+        },
+        "checkpoint": {"folder": "saves/lora/checkpoints", "every_steps": 20},
+        "log": {"folder": "saves/lora/run", "every_steps": 1},
+        "export": {"folder": "saves/lora/adapter"},
+    }
+    assert keys(found, "planned") == ["ddp_timeout"]
+    assert keys(found, "no_counterpart") == ["template", "preprocessing_num_workers", "plot_loss"]
+    assert keys(found, "unknown") == []
+    assert {"lora_alpha", "weight_decay", "max_grad_norm", "seed", "packing", "optim"} <= set(keys(found, "defaults"))
+
+
+def test_a_qlora_of_llamafactory_over_two_data_sets() -> None:
+    job = made("llamafactory", QLORA).job
+    assert job["adapter"] == {
+        "kind": "lora",
+        "r": 8,
+        "alpha": 16,
+        "dropout": 0.0,
+        "targets": "all-linear",
+        "rank_stabilized": True,
+        "train_also": ["embed", "head"],
+        "base": "nf4",
+    }
+    columns = {"instruction": "ask", "output": "reply", "system": "rules", "input": "", "history": "", "tools": ""}
+    args = job["data"]["args"]
+    assert (job["data"]["name"], args["file"]) == ("chat", ["data/talks.jsonl", "data/asks.jsonl"])
+    assert (args["columns"], args["pack"], args["turns"], args["length"]) == (columns, True, "last", 2048)
+    assert job["train"]["scheduler"] == {"name": "LinearLR", "warmup_steps": 20}
+    assert (job["train"]["steps"], job["train"]["precision"], job["train"]["optimizer"]["lr"]) == (400, "fp16", 5e-5)
+    assert job["evaluate"] == {"every_steps": 50}
+    assert job["log"]["to"] == ["jsonl", {"name": "wandb", "args": {"name": "mine"}}]
+
+
+def test_all_parameters_of_llamafactory() -> None:
+    """Its default is 3 epochs of a linear schedule: of the 3 records that max_samples leaves, a step each."""
+    found = made("llamafactory", FULL)
+    job = found.job
+    assert "adapter" not in job
+    assert job["data"]["name"] == "instructions"
+    assert job["data"]["args"]["limit"] == 3
+    assert job["train"]["optimizer"] == {"name": "AdamW", "lr": 1e-5, "weight_decay": 0.03, "betas": [0.9, 0.95]}
+    assert job["train"]["scheduler"] == {"name": "PolynomialLR", "total_iters": 3, "power": 1.0}
+    assert job["train"]["clip_norm"] == 1e-3
+    assert job["checkpoint"] == {"folder": "saves/full/checkpoints", "every_steps": 1, "keep": 2}
+    assert job["export"] == {"folder": "saves/full/model"}
+    assert keys(found, "planned") == ["deepspeed", "gradient_checkpointing"]
+    assert "biases and norms" in note(found, "weight_decay")
+
+
+def test_a_lora_of_axolotl() -> None:
+    found = made("axolotl", AXOLOTL_LORA)
+    job = found.job
+    assert job["adapter"] == {"kind": "lora", "r": 4, "alpha": 8, "dropout": 0.05, "targets": ["q_proj", "v_proj"]}
+    assert job["data"] == {
+        "name": "instructions",
+        "args": {
+            "file": "asks.jsonl",
+            "tokenizer": "tiny",
+            "length": 64,
+            "pack": False,
+            "too_long": "drop",
+            "test_fraction": 0.1,
+        },
+    }
+    assert job["train"] == {
+        "global_batch": 8,
+        "epochs": 1,
+        "optimizer": {"name": "AdamW", "lr": 2e-3, "weight_decay": 0.0},
+        "clip_norm": 1.0,
+        "seed": 42,
+        "scheduler": {"name": "CosineAnnealingLR", "T_max": 1, "warmup_steps": 2},  # one step becomes two there
+    }
+    assert job["evaluate"] == {"every_steps": 1}
+    assert job["checkpoint"]["every_steps"] == 3
+    assert keys(found, "no_counterpart") == ["dataset_prepared_path", "pad_to_sequence_len", "flash_attention", "special_tokens"]
+    assert "best evaluation" in note(found, "evals_per_epoch")
+
+
+def test_a_qlora_of_axolotl_on_chats_of_the_hub() -> None:
+    found = made("axolotl", AXOLOTL_QLORA)
+    job = found.job
+    assert job["adapter"] == {"kind": "lora", "r": 32, "alpha": 16, "dropout": 0.0, "targets": "all-linear", "base": "nf4"}
+    assert job["data"]["name"] == "chat"
+    args = job["data"]["args"]
+    assert (args["file"], args["split"], args["columns"]) == ("org/chats", "train[:20%]", {"user": "customer"})
+    assert job["train"]["scheduler"] == {"name": "CosineAnnealingLR", "T_max": 88, "warmup_steps": 2}  # int(3 % of 90)
+    assert (job["train"]["steps"], job["train"]["precision"]) == (90, "auto")
+    assert job["log"]["to"] == ["jsonl", {"name": "wandb", "args": {"project": "mine"}}, "tensorboard"]
+    assert "datasets[0].roles" in keys(found, "taken")
+    plain = changed(AXOLOTL_QLORA, datasets=[{"path": "org/chats", "type": "chat_template", "field_messages": "conversations"}])
+    assert note(made("axolotl", plain), "datasets[0].field_messages") == "hetpipe finds it without being told"
+
+
+def test_all_parameters_of_axolotl() -> None:
+    """batch_size is that of a device; two devices share a sample; a part of the run is a number of steps."""
+    found = made("axolotl", AXOLOTL_FULL, devices=4, steps=40)
+    job = found.job
+    assert (job["train"]["global_batch"], job["train"]["steps"]) == (16, 40)
+    assert job["train"]["scheduler"] == {"name": "CosineAnnealingLR", "T_max": 38, "eta_min": 2e-6, "warmup_steps": 2}
+    assert job["evaluate"] == {"every_steps": 10, "data": {"args": {"split": "test"}}}
+    assert keys(found, "planned") == ["fsdp", "fsdp_config"]
+    assert "--devices is 3" in refused("axolotl", AXOLOTL_FULL, devices=3, steps=40)
+
+
+# ---- every key in one list
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_key_of_the_table_is_known_to_the_code(trainer: str) -> None:
+    """A key that is taken over is read: as it is (`kind`), or by its name in a file of this folder."""
+    folder = Path(__file__).parents[1] / "hetpipe/exchange/configs"
+    code, table = "".join(path.read_text() for path in folder.glob("*.py")), load_table(trainer)
+    names = (table.epochs, table.optimizer, table.scheduler, table.held_out)
+    inner = [key for key, known in table.taken.items() if known.kind is None and key not in names and "[]" not in key]
+    assert [
+        key for key in inner if f'"{key}"' not in code and key not in ("do_train", "use_wandb", "use_mlflow", "use_tensorboard")
+    ] == []
+    assert {known.to.partition(".")[0] for known in table.taken.values()} <= set(Job.model_fields)
+
+
+@drawn(st.data())
+def test_every_key_stands_in_exactly_one_list(data: st.DataObject) -> None:
+    trainer = data.draw(st.sampled_from([*TRAINERS]))
+    base = yaml.safe_load(data.draw(st.sampled_from(CONFIGS[trainer])))
+    table = load_table(trainer)
+    unknown = data.draw(
+        st.dictionaries(st.from_regex(r"[a-z_]{3,12}", fullmatch=True), st.integers(-9, 9) | st.booleans(), max_size=3)
+    )
+    unknown = {key: value for key, value in unknown.items() if key not in table.known}
+    others = [key for group in (*table.planned, *table.without) for key in group.keys if "[]" not in key]
+    added = data.draw(st.dictionaries(st.sampled_from(others), st.none() | st.booleans() | st.text(max_size=5), max_size=4))
+    preferences = {"rl", "reward_model", "process_reward_model"}
+    config = {**{key: value for key, value in added.items() if key not in preferences}, **base, **unknown}
+    found = made(trainer, yaml.safe_dump(config), steps=50)
+    listed = [line.key for name in ("taken", "planned", "no_counterpart", "unknown") for line in getattr(found, name)]
+    assert sorted(key for key in listed if "[" not in key) == sorted(config)
+    assert set(keys(found, "unknown")) == set(unknown)
+    assert not set(keys(found, "defaults")) & {key for key, value in config.items() if value is not None}
+    Job.parse(found.job, "test")
+
+
+@drawn(st.data())
+def test_any_value_becomes_a_job_or_an_error_that_names_its_key(data: st.DataObject) -> None:
+    trainer = data.draw(st.sampled_from([*TRAINERS]))
+    base = yaml.safe_load(data.draw(st.sampled_from(CONFIGS[trainer])))
+    taken = [key for key in load_table(trainer).taken if "[]" not in key]
+    values = st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(-2, 2) | st.text(max_size=4)
+    key, value = (
+        data.draw(st.sampled_from(taken)),
+        data.draw(values | st.lists(values, max_size=2) | st.dictionaries(st.text(), values)),
+    )
+    try:
+        found = made(trainer, yaml.safe_dump({**base, key: value}), steps=50)
+    except InputError as error:
+        said, listed = str(error), [key]
+    else:
+        said, listed = "config.yaml", [line.key for lines in found.lists.values() for line in lines]
+    assert "config.yaml" in said or "dataset_info.json" in said
+    assert key in listed
+
+
+@drawn(st.data())
+def test_any_value_of_a_data_set_becomes_a_job_or_an_error(data: st.DataObject) -> None:
+    values = st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=4)
+    value = data.draw(values | st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=3), values, max_size=2))
+    trainer = data.draw(st.sampled_from([*TRAINERS]))
+    inner = [key.removeprefix("dataset[].") for key in load_table(trainer).known if "[]" in key]
+    key = data.draw(st.sampled_from(inner))
+    if trainer == "axolotl":
+        base = yaml.safe_load(AXOLOTL_QLORA)
+        text = changed(AXOLOTL_QLORA, datasets=[{**base["datasets"][0], key: value}])
+    else:
+        text = changed(LORA, dataset=data.draw(st.sampled_from(["talks", "asks"])))
+        Path("data/dataset_info.json").write_text(json.dumps({name: {**entry, key: value} for name, entry in INFO.items()}))
+    try:
+        found = made(trainer, text, steps=50)
+    except InputError as error:
+        said, listed = str(error), [key]
+    else:
+        said, listed = "config.yaml", [line.key.rpartition("].")[2] for lines in found.lists.values() for line in lines]
+    assert "config.yaml" in said or "dataset_info.json" in said
+    assert key in listed
+
+
+def test_float32_is_told_where_half_precision_is_not_said() -> None:
+    found = made("llamafactory", changed(LORA, bf16=None))
+    assert "precision" not in found.job["train"]
+    assert next(line for line in found.defaults if line.key == "bf16").note.startswith("products are computed in float32")
+
+
+def test_an_unknown_key_is_told_with_the_one_that_is_meant() -> None:
+    found = made("llamafactory", changed(LORA, learning_rat=1, lora_plus=None))
+    assert keys(found, "unknown") == ["learning_rat", "lora_plus"]
+    assert note(found, "learning_rat") == "LLaMA-Factory may know it, hetpipe does not; did you mean learning_rate?"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "more", "key", "told"),
+    [
+        ("llamafactory", LORA, {"optim": "adafactor"}, "optim", "no such optimizer here, so the job has AdamW"),
+        ("llamafactory", LORA, {"lr_scheduler_type": "inverse_sqrt"}, "lr_scheduler_type", "the rate stays what it is"),
+        ("llamafactory", LORA, {"additional_target": "embed_tokens,gate"}, "additional_target", "not gate"),
+        ("llamafactory", LORA, {"val_size": 100}, "val_size", "it counts samples"),
+        ("llamafactory", LORA, {"report_to": "swanlab"}, "report_to", "no curves for swanlab"),
+        ("llamafactory", LORA, {"use_dft_loss": True}, "use_dft_loss", "The job trains without it"),
+        ("llamafactory", QLORA, {"max_samples": 5}, "max_samples", "the records of each data set"),
+        ("llamafactory", LORA, {"save_strategy": "no"}, "save_strategy", "always saves"),
+        ("axolotl", AXOLOTL_LORA, {"neftune_noise_alpha": 5}, "neftune_noise_alpha", "The job trains without it"),
+        ("axolotl", AXOLOTL_LORA, {"lr_scheduler": "rex"}, "lr_scheduler", "the rate stays what it is"),
+        ("axolotl", AXOLOTL_LORA, {"chat_template_jinja": "{% x %}"}, "chat_template_jinja", "write the template into a file"),
+    ],
+)
+def test_a_value_without_a_counterpart(trainer: str, text: str, more: dict[str, Any], key: str, told: str) -> None:
+    found = made(trainer, changed(text, **more))
+    assert key in keys(found, "no_counterpart")
+    assert told in note(found, key)
+
+
+# ---- what is refused
+
+
+def test_devices_have_to_be_said() -> None:
+    said = refused("llamafactory", LORA, devices=None)
+    assert "A step had per_device_train_batch_size (2) × gradient_accumulation_steps (2) × that number of samples" in said
+    assert "nvidia-smi -L" in said
+
+
+def test_steps_have_to_be_said_where_records_do_not_tell() -> None:
+    packed = changed(LORA, packing=True)
+    assert "Give --steps N, the number that their log says as 'Total optimization steps'" in refused("llamafactory", packed)
+    job = made("llamafactory", packed, steps=30).job
+    assert (job["train"]["steps"], job["train"]["scheduler"]["T_max"]) == (30, 27)
+    assert "epochs" not in job["train"]
+    assert note(made("llamafactory", QLORA, steps=30), "max_steps") == "it says the length, not --steps 30"
+    assert made("llamafactory", changed(packed, lr_scheduler_type="constant", warmup_ratio=0)).job["train"]["epochs"] == 3
+    assert made("llamafactory", changed(LORA, num_train_epochs=0.5)).job["train"]["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "key", "value", "told"),
+    [
+        ("llamafactory", LORA, "stage", "dpo", "preference training (DPO, ORPO, SimPO)"),
+        ("llamafactory", LORA, "stage", "kto", "preference training (KTO)"),
+        ("llamafactory", LORA, "stage", "ppo", "training on a reward (PPO)"),
+        ("llamafactory", LORA, "stage", "rm", "the training of a reward model"),
+        ("axolotl", AXOLOTL_LORA, "rl", "orpo", "preference training, or training on a reward"),
+        ("axolotl", AXOLOTL_LORA, "reward_model", True, "the training of a reward model"),
+    ],
+)
+def test_preferences_are_refused_with_what_would_be_taken_over(trainer: str, text: str, key: str, value: Any, told: str) -> None:
+    said = refused(trainer, changed(text, **{key: value}), devices=None)
+    assert said.startswith(f"config.yaml: {key} is {value!r}. That is {told}, which hetpipe does not have yet")
+    assert "it would take over " in said
+    assert "learning_rate" in said.partition("it would take over ")[2]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "text", "more", "told"),
+    [
+        ("llamafactory", LORA, {"stage": "sftt"}, "did you mean 'sft'?"),
+        ("llamafactory", LORA, {"finetuning_type": "freeze"}, "adapters (lora) or all parameters (full)"),
+        ("llamafactory", LORA, {"dataset": "talk"}, "has no data set 'talk'; did you mean 'talks'?"),
+        ("llamafactory", LORA, {"dataset": "better"}, "better holds preferences"),
+        ("llamafactory", LORA, {"dataset": "seen"}, "seen has images"),
+        ("llamafactory", LORA, {"dataset_dir": "elsewhere"}, "there is no elsewhere/dataset_info.json"),
+        ("llamafactory", LORA, {"quantization_bit": 3}, "Write 4 or 8"),
+        ("llamafactory", LORA, {"do_train": False}, "This configuration does not train"),
+        ("llamafactory", LORA, {"learning_rate": "fast"}, "learning_rate is 'fast'. Write a number"),
+        ("llamafactory", LORA, {"model_name_or_path": None}, "Is this the configuration of a run of LLaMA-Factory?"),
+        ("llamafactory", LORA, {"lora_target": ".*proj"}, "hetpipe takes names of layers"),
+        ("axolotl", AXOLOTL_LORA, {"adapter": "llama-adapter"}, "kinds lora and qlora"),
+        ("axolotl", AXOLOTL_LORA, {"lora_r": None}, "lora_r or lora_alpha is missing"),
+        ("axolotl", AXOLOTL_LORA, {"learning_rate": None}, "learning_rate is missing"),
+        ("axolotl", AXOLOTL_LORA, {"datasets": [{"path": "x", "type": "oasst"}]}, "datasets[0].type is 'oasst'"),
+        (
+            "axolotl",
+            AXOLOTL_LORA,
+            {"datasets": [{"path": "x.json", "type": "completion"}, {"path": "y.json", "type": "alpaca"}]},
+            "some data are plain text, and others have answers: datasets[0] (text), datasets[1] (instructions)",
+        ),
+        (
+            "axolotl",
+            AXOLOTL_QLORA,
+            {"datasets": [{"path": "a/b", "type": "alpaca"}, {"path": "a/c", "type": "alpaca", "split": "half"}]},
+            "the data sets differ in split",
+        ),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused(trainer: str, text: str, more: dict[str, Any], told: str) -> None:
+    assert told in refused(trainer, changed(text, **more), steps=50)
+
+
+def test_data_may_be_named_instead_of_theirs() -> None:
+    """Where dataset_info.json is not there, or a kind of data is not known."""
+    other = {"name": "chat", "args": {"file": "data/talks.jsonl", "length": 32}}
+    job = made("llamafactory", changed(LORA, dataset_dir="elsewhere"), data=other).job
+    assert (job["data"]["args"]["length"], job["data"]["args"]["tokenizer"]) == (32, "tiny")
+    own = {"target": "mine:load", "args": {"samples": 4}}
+    assert made("llamafactory", LORA, data=own, steps=9).job["data"] == own, "a function of one's own takes its own arguments"
+    assert made("llamafactory", LORA, data={"name": "text"}, steps=9).job["data"]["args"]["context"] == 64
+    assert "--data: args must be a mapping" in refused("llamafactory", LORA, data={"name": "text", "args": [1]})
+    strange = changed(AXOLOTL_LORA, datasets=[{"path": "x", "type": "oasst"}])
+    assert made("axolotl", strange, data=other).job["data"]["name"] == "chat"
+
+
+def test_texts_become_windows() -> None:
+    text = made(
+        "axolotl", changed(AXOLOTL_LORA, datasets=[{"path": "t.jsonl", "type": "completion", "field": "body"}]), steps=9
+    ).job
+    assert text["data"] == {
+        "name": "text",
+        "args": {"files": "t.jsonl", "columns": {"text": "body"}, "context": 64, "tokenizer": "tiny", "test_fraction": 0.1},
+    }
+    job = made("llamafactory", changed(LORA, stage="pt", dataset="asks"), steps=9).job
+    assert (job["data"]["name"], job["data"]["args"]["columns"]) == ("text", {"text": "ask"})
+
+
+# ---- the command
+
+
+def test_the_command_writes_a_job_and_lists_every_key(run: Command) -> None:
+    Path("run.yaml").write_text(LORA)
+    said = run("convert", "llamafactory", "run.yaml", "--devices", "2", "-o", "jobs/a.yaml")
+    assert said.code == 0
+    for part in ("taken over (", "decided by the plan (1)", "no counterpart (3)", "their defaults", "written: jobs/a.yaml"):
+        assert part in said.out
+    first, second, *_ = Path("jobs/a.yaml").read_text().splitlines()
+    assert first == "# hetpipe train jobs/a.yaml"
+    assert second == "# By hetpipe convert llamafactory run.yaml -o jobs/a.yaml --devices 2"
+    told = json.loads(run("convert", "llamafactory", "run.yaml", "--devices", "2", "--json").out)
+    assert [*told] == ["files", "taken", "planned", "no_counterpart", "unknown", "defaults"]
+    assert told["files"] == ["job.yaml"]
+    line = {"key": "lora_rank", "there": "4", "job": "adapter.r: 4", "note": ""}
+    assert line in told["taken"]
+    missing = run("convert", "axolotl", "run.yaml")
+    assert (missing.code, missing.out) == (2, "")
+    assert missing.err.startswith(
+        "error: run.yaml: base_model is missing: the model. Is this the configuration of a run of axolotl?"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "text"), [("llamafactory", changed(LORA, bf16=False)), ("axolotl", AXOLOTL_LORA)])
+def test_a_converted_job_trains(run: Command, home: Path, trainer: str, text: str) -> None:
+    small_model(home / "tiny")
+    (home / "run.yaml").write_text(text)
+    assert run("convert", trainer, "run.yaml", "--devices", "2").code == 0
+    ended = run("train", "job.yaml", "--json")
+    assert ended.code == 0, ended.err
+    job = Job.read("job.yaml")
+    assert job.export is not None
+    assert (home / job.export.folder / "adapter_model.safetensors").is_file()
+    assert json.loads(ended.out)["steps"] == {"llamafactory": 9, "axolotl": 3}[trainer]
