@@ -514,7 +514,7 @@ def test_steps_have_to_be_said_where_records_do_not_tell() -> None:
 )
 def test_preferences_are_refused_with_what_would_be_taken_over(trainer: str, text: str, key: str, value: Any, told: str) -> None:
     said = refused(trainer, changed(text, **{key: value}), devices=None)
-    assert said.startswith(f"config.yaml: {key} is {value!r}. That is {told}, which hetpipe does not have yet")
+    assert said.startswith(f"config.yaml: {key} is {value!r}. That is {told}, of which convert makes no job")
     assert "it would take over " in said
     assert "learning_rate" in said.partition("it would take over ")[2]
 

@@ -63,7 +63,10 @@ def _set(given: Given, label: str, entry: Mapping[str, Any], folder: str, *, tex
     if not isinstance(columns, dict) or not isinstance(tags, dict):
         raise InputError(f"{FILE}: columns and tags of {label} must be mappings, found {shown(columns)} and {shown(tags)}")
     if entry.get("ranking") or any(columns.get(name) for name in PREFERENCES):
-        raise InputError(f"{FILE}: {label} holds preferences, which hetpipe does not train on yet. Name another data set")
+        raise InputError(
+            f"{FILE}: {label} holds preferences, of which convert makes no job. Name another data set, or train on it by "
+            "hetpipe finetune MODEL FILE --method dpo"
+        )
     if seen := next((name for name in SEEN if columns.get(name)), None):
         raise InputError(f"{FILE}: {label} has {seen}, but models see texts only here. Name another data set")
     args = {name: entry[name] for name in ("split", "subset") if entry.get(name) and "hf_hub_url" in entry}
