@@ -1,5 +1,5 @@
 """The command `hetpipe`. Read in this order:
 
 terminal (colours, bars), exits (codes, last words), guesses (what others call it), front (`plan --pareto`), exchange (`export`,
-`import`), weights (`export-weights`), generate, convert/, what_if, finetune/, commands (all others).
+`import`), launch/, weights (`export-weights`), generate, convert/, what_if, finetune/, commands (all others).
 """

@@ -18,6 +18,7 @@ from hetpipe.cli.exchange import export_command, import_command
 from hetpipe.cli.finetune.command import finetune
 from hetpipe.cli.generate import generate
 from hetpipe.cli.guesses import instead
+from hetpipe.cli.launch.command import launch
 from hetpipe.cli.terminal import Verbose, install_watching, nothing_else
 from hetpipe.cli.weights import export_weights_command
 from hetpipe.cli.what_if import what_if
@@ -51,6 +52,7 @@ app.command()(finetune)
 app.command()(generate)
 app.command(name="export")(export_command)
 app.command(name="import")(import_command)
+app.command()(launch)
 app.command()(show)
 app.command(name="what-if")(what_if)
 out, err = Screen(), Screen(stderr=True)
