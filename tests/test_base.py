@@ -307,7 +307,7 @@ def test_a_loop_of_ones_own_goes_on_beside_the_same_numbers_only(kind: str, back
         assert hetpipe.load_checkpoint(engine, optimizer, tmp_path) == 2
         engine.close()
         engine, optimizer = opened(0.5)
-        told = "with other numbers, under .*; layer '0' is the first that|of the model [0-9a-f]+, and now"
+        told = "with other numbers, under .*; layer '0' is the first that|of the model [0-9a-f]+, but the model has"
         with pytest.raises(InputError, match=told):
             hetpipe.load_checkpoint(engine, optimizer, tmp_path)
         engine.close()

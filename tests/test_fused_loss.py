@@ -258,7 +258,7 @@ def test_auto_stays_plain_where_a_model_has_no_labels() -> None:
 def test_a_target_that_would_be_ignored_by_another_number_is_refused() -> None:
     data = {"target": "tests.test_fused_loss:masked", "args": {"ignored": -100}}
     wrong = job({"fused": True, "ignore_index": 0}, data=data)
-    with pytest.raises(InputError, match=r"a target is -100, but loss.ignore_index is 0"):
+    with pytest.raises(InputError, match=r"a target is -100, which is no class, but loss.ignore_index is 0"):
         build_model(wrong, build_data(wrong).train)
 
 
@@ -267,7 +267,7 @@ def test_a_target_that_would_be_ignored_by_another_number_is_refused() -> None:
     [
         ({"name": "mse", "fused": True}, "'fused' is for name: cross_entropy"),
         ({"target": "a:b", "fused": "auto"}, "'fused' is for name: cross_entropy"),
-        ({"fused": True, "class_weights": [1, 2]}, "leave 'class_weights' out, or 'fused'"),
+        ({"fused": True, "class_weights": [1, 2]}, "Leave 'class_weights' out, or 'fused'"),
         ({"fused": "yes"}, "fused"),
         ({"liger": True}, "computes the logits of a large vocabulary a chunk at a time"),
     ],

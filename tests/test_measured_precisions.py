@@ -343,7 +343,9 @@ def test_parameters_are_of_float32_where_a_precision_is_asked_for(
     if told is None:
         check_parameters(model(layers), "bf16")
         return
-    with pytest.raises(InputError, match=f"precision is 'bf16', of .* in float32, but parameters of this model are {told}:"):
+    with pytest.raises(
+        InputError, match=f"precision is 'bf16', which needs .* in float32, but parameters of this model are {told}."
+    ):
         check_parameters(model(layers), "bf16")
 
 

@@ -285,7 +285,7 @@ class TestModels:
             ({}, "no 'model_type' in it"),
             ({"model_type": "mixtral"}, "models of type 'mixtral' are no chains of equal dense layers: they have experts"),
             ({"model_type": "nonesuch"}, "models of type 'nonesuch' are not known"),
-            ({"model_type": "persimmon"}, "'persimmon' are not known; known: bert, bloom, camembert, cohere, electra, gemma, "),
+            ({"model_type": "persimmon"}, "'persimmon' are not known. Known: bert, bloom, camembert, cohere, electra, gemma, "),
             ({"model_type": "llama"}, "expected hidden_size or n_embd or d_model, a whole number from 1 to"),
             ({"model_type": "llama", "hidden_size": -1}, "found -1"),
         ],
