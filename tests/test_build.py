@@ -14,8 +14,9 @@ from torch import nn
 
 from hetpipe.building.build import build_data, build_loss, build_model, build_scheduler, check_training, optimizer_factory
 from hetpipe.building.evaluated import counted_by
-from hetpipe.documents.job import Job, LossSection, ProfileSection
+from hetpipe.documents.job import Job, ProfileSection
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.loss import LossSection
 from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, cross_entropy, mse

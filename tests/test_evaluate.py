@@ -14,14 +14,16 @@ from torch import Tensor
 
 from hetpipe import InputError
 from hetpipe.building.build import build_data
+from hetpipe.building.content import Content
 from hetpipe.building.datasets import random_classification
 from hetpipe.building.evaluated import build_metric
-from hetpipe.checkpoints.best import Best, SavedBest
+from hetpipe.checkpoints.best import Best, Measured, SavedBest
 from hetpipe.checkpoints.checkpoint import list_checkpoints, read_state
 from hetpipe.documents.job import Job
 from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.layers.model import Loss, mse
 from hetpipe.processes.ranks.report import RankFailure
+from hetpipe.training.results.exported import best_of_job
 from hetpipe.training.runlog import TrainResult
 from tests.support.jobs import POINTS, Folder, train
 from tests.support.runs import trained
@@ -136,6 +138,23 @@ def test_a_set_of_its_own_and_a_metric_of_ones_own(tmp_path: Path) -> None:
     assert result.best.value == min(record.value for record in result.evaluations if record.value is not None)
 
 
+def test_evaluations_of_other_samples_are_counted_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As many samples, with other values: their losses stood beside those of before, and an old best one stayed."""
+    file = folder_of(tmp_path)
+    own = "evaluate={{every_steps: 4, data: {{args: {{samples: 20, seed: {}}}}}}}"
+    trained(file, own.format(1), "train.steps=8")
+    assert "counted anew" not in capfd.readouterr().err
+    second = trained(file, own.format(2), "train.steps=16")
+    told = "note: evaluations are not those of the checkpoint: of the data that are evaluated, sample 0 is another."
+    said = capfd.readouterr().err
+    assert told in said
+    assert second.best is not None
+    assert second.best.step in (12, 16)
+    job = Job.read(file, [own.format(2), "train.steps=16"])
+    assert job.checkpoint is not None
+    assert best_of_job(job, job.checkpoint.folder).name == f"step-{second.best.step:08d}"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -162,26 +181,41 @@ def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
         trained(file, "evaluate.data={args: {sample: 3}}")
 
 
+def best_of(samples: int = 5, data: Content | None = None, **section: Any) -> Best:
+    own = EvaluateSection(every_steps=1, **section)
+    return Best(own, Measured.by(own, samples, data))
+
+
 def test_what_is_no_number_is_never_the_best() -> None:
-    best = Best(EvaluateSection(every_steps=1, patience=2))
-    assert [best.note(step, value, 5) for step, value in enumerate([math.nan, 2.0, math.inf, 1.5, 1.5, None], 1)] == [
-        False,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
-    assert best.saved == SavedBest(metric="loss", step=4, value=1.5, since=2, last=6, samples=5)
+    best = best_of(patience=2)
+    values = enumerate([math.nan, 2.0, math.inf, 1.5, 1.5, None], 1)
+    assert [best.note(step, value) for step, value in values] == [False, True, False, True, False, False]
+    assert best.saved == SavedBest(metric="loss", step=4, value=1.5, since=2, last=6, of=best.measured)
     assert best.is_over
     assert best.told == "2 evaluations without a better loss than 1.5, that of step 4"
-    other = Best(EvaluateSection(every_steps=1, metric="accuracy"))
-    said = "note: evaluations are now of the accuracy of 5 samples, and were of the loss of 5: which one was best is counted anew"
-    assert other.take_over(best.saved, 5) == said
-    assert other.saved is None
-    assert other.note(7, 0.5, 5)
-    assert not other.note(8, 0.4, 5)
-    assert other.note(9, 0.6, 5)
-    rare = Best(EvaluateSection(every_steps=4, patience=1))
-    assert [rare.note(step, float(step), 5) for step in (4, 6)] == [True, False]
+    rare = best_of(patience=1)
+    rare.section = rare.section.model_copy(update={"every_steps": 4})
+    assert [rare.note(step, float(step)) for step in (4, 6)] == [True, False]
     assert not rare.is_over, "step 6 was the last of a run that has been made longer since"
+
+
+def test_only_evaluations_of_the_same_are_compared() -> None:
+    """Values of another metric, of fewer samples, or of a file that was mended stood beside each other."""
+    mine = Content(samples=9, whole="0" * 32)
+    before = best_of(data=mine)
+    before.note(3, 1.5)
+    own = {"target": "own:metric", "better": "higher"}
+    cases: list[tuple[Best, str]] = [
+        (best_of(data=mine, metric="accuracy"), "the metric was 'loss', is 'accuracy'. Which one is best is counted anew"),
+        (best_of(data=mine, metric=own), "the metric was 'loss', is 'own:metric, higher is better'"),
+        (best_of(4, data=mine), "5 samples were evaluated, and now 4"),
+        (best_of(data=Content(samples=9, whole="1" * 32)), "of the data that are evaluated, samples are others"),
+    ]
+    for other, told in cases:
+        assert told in str(other.take_over(before.saved))
+        assert other.saved is None
+    for same in (best_of(data=mine, patience=9), best_of(data=None)):
+        assert same.take_over(before.saved) is None
+        assert same.saved == before.saved
+    higher = best_of(metric="accuracy")
+    assert [higher.note(7 + i, value) for i, value in enumerate((0.5, 0.4, 0.6))] == [True, False, True]

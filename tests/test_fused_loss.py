@@ -22,7 +22,8 @@ from hetpipe.building.build import build_data, build_layers, build_loss, build_m
 from hetpipe.building.data import fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import counted_by
-from hetpipe.documents.job import Job, LossSection
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.loss import LossSection
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.device import one_thread

@@ -16,7 +16,8 @@ import pytest
 
 import hetpipe
 from hetpipe import InputError
-from hetpipe.documents.job import Job, LogSection
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.log import LogSection
 from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.observers.loggers import LOGGERS, curves, evaluation_curves
 from hetpipe.training.observers.records import EvaluationRecord, StepRecord

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hetpipe.documents.job import LOG_FILES
 from hetpipe.documents.plan import Plan
+from hetpipe.documents.sections.log import LOG_FILES
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import InputError
 from hetpipe.files.writing import append_line, write_text

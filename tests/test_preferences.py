@@ -15,12 +15,19 @@ from hetpipe import InputError
 from hetpipe.building.build import build_data, build_layers
 from hetpipe.building.data import EpochSampler
 from hetpipe.documents.job import Job
+from hetpipe.documents.plan import Plan
+from hetpipe.documents.profile import Profile
 from hetpipe.language.conversations import chat, preferences
 from hetpipe.language.preferred import Pairs
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.losses.preference import dpo, simpo
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.ranks.report import RankFailure
+from hetpipe.processes.world import World
+from hetpipe.training.director import Event, Leg
+from hetpipe.training.observers.records import StepRecord
+from hetpipe.training.start import run_everywhere
+from hetpipe.training.trainer import Trainer
 from tests.support.chats import lines, refusal, tokenizer
 from tests.support.jobs import Folder, train
 from tests.support.runs import trained
@@ -156,9 +163,46 @@ def test_a_run_that_resumes_has_the_reference_that_it_began_with(words: str, tmp
     truth = run("whole")
     first, second = run("parts", "train.steps=2"), run("parts")
     assert first.losses + second.losses == truth.losses
+    with pytest.raises(RankFailure, match=r"says of other answers than those that are trained, or eva"):
+        run("parts", "train.steps=6", "evaluate.data={args: {limit: 5}}")
     (tmp_path / "parts" / "saved" / "reference.safetensors").unlink()
     with pytest.raises(RankFailure, match=r"reference.safetensors is missing, which holds what the reference says"):
         run("parts", "train.steps=6")
+
+
+@pytest.mark.slow
+def test_what_is_trained_may_be_what_is_evaluated(words: str, tmp_path: Path) -> None:
+    job = job_of(tmp_path, words, "one device", {"name": "dpo"})
+    result = trained(job, "data.args.test_fraction=0", f"evaluate.data={{args: {{file: {tmp_path}/preferences.jsonl}}}}")
+    assert len(result.losses) == 4
+
+
+class OtherDevices:
+    """From one device to three, in the midst of a run."""
+
+    def __init__(self, plans: list[Plan]) -> None:
+        self.legs = list(zip(plans, (2, 4), strict=True))
+
+    def next_leg(self, event: Event, world: World, profile: Profile) -> Leg | None:
+        return next((Leg(plan, until) for plan, until in self.legs if until > event.step), None)
+
+    def watch(self, record: StepRecord) -> None:
+        return None
+
+
+def over_legs(job: Job, plans: list[Plan]) -> Any:
+    found = Trainer(job, OtherDevices(plans)).run()
+    return found and (found.losses, [record.step for record in found.evaluations])
+
+
+def test_devices_that_join_have_the_reference_that_the_run_began_with(words: str, tmp_path: Path) -> None:
+    """It is not asked of the model as it is by then; and ranks that join do not wait for others which have it."""
+    file = job_of(tmp_path, words, "unequal replicas", {"name": "dpo"})
+    truth = trained(file)
+    alone = Plan.load(Folder(tmp_path).plan(PLANS["one device"], name="alone.json", model="causal_lm"))
+    losses, steps = run_everywhere(Job.read(file), over_legs, [alone, Plan.load(tmp_path / "plan.json")])
+    assert losses == pytest.approx(truth.losses, abs=1e-9)
+    assert steps == [record.step for record in truth.evaluations] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +288,7 @@ def test_what_is_refused(words: str, tmp_path: Path) -> None:
 
     for changes, message in cases:
         assert message in refusal(built, document={**document, **changes}), changes
+    assert "only a template of chats uses it" in refusal(preferences, file=good, tokenizer=words, template="none", thinking="on")
     with pytest.raises(InputError, match=r"takes the losses of the tokens of two answers \[b, 2, t\]"):
         dpo(torch.zeros(2, 3), torch.zeros(2, 2, 2))
 

@@ -16,7 +16,7 @@ from hetpipe.building.content import Content
 from hetpipe.building.data import EpochSampler
 from hetpipe.building.feed import Feed, Reading
 from hetpipe.checkpoints import checkpoint
-from hetpipe.checkpoints.best import Best
+from hetpipe.checkpoints.best import Best, Measured
 from hetpipe.checkpoints.checkpoint import PART, CheckpointError, begin, complete
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.checkpoints.state_tensors import state_keys
@@ -119,8 +119,7 @@ def test_a_jobs_run_takes_the_store_that_it_is_given(capsys: pytest.CaptureFixtu
                 optimizer=optimizer,
                 scheduler=scheduler,
                 feed=feed,
-                best=Best(EvaluateSection()),
-                evaluated_samples=0,
+                best=Best(EvaluateSection(), Measured(metric="loss", samples=0)),
             ),
         )
         for feed in feeds

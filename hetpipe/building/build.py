@@ -18,7 +18,9 @@ from hetpipe.building.fused import fused_loss, labels_of, rows_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.documents.guesses import guesses
-from hetpipe.documents.job import PREFERENCES, Job, LossSection, Named
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.loss import PREFERENCES, LossSection
+from hetpipe.documents.sections.named import Named
 from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.adapters.adapt import adapted

@@ -99,7 +99,7 @@ def find_data(name: str) -> Path | None:
 
 
 def data_folder(name: str, otherwise: str) -> Path:
-    """As `find_data`; an InputError says what to set, or what to give `otherwise`."""
+    """Return the folder `name` in HETPIPE_DATA. InputError if there is none: it says what to set, or what to give `otherwise`."""
     found = find_data(name)
     if found is None:
         root = os.environ.get(VARIABLE)

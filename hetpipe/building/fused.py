@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
-from hetpipe.documents.job import Job, LossSection
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.loss import LossSection
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.chunked import IGNORED
 from hetpipe.layers.losses.fused import fused_cross_entropy

@@ -7,36 +7,64 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from hetpipe.building.content import Content
 from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.files.formats import Count, Name, Number, Strict
+from hetpipe.files.messages import shown
+
+
+class Measured(Strict):
+    """What evaluations measure: the `metric`, as a job writes it, of so many `samples` of the data with this content (None: not
+    known). Values of others are not compared."""
+
+    metric: str
+    samples: Count
+    data: Content | None = None
+
+    @classmethod
+    def by(cls, section: EvaluateSection, samples: int, data: Content | None) -> Measured:
+        """What such a section measures."""
+        own = section.metric if isinstance(section.metric, str) else f"{section.metric.target}, {section.metric.better} is better"
+        return cls(metric=own, samples=samples, data=data)
+
+    def other(self, than: Measured) -> str:
+        """Say what differs from before; nothing if both measure the same, as far as both say it."""
+        told = [f"the metric was {shown(than.metric)}, is {shown(self.metric)}"] if self.metric != than.metric else []
+        if self.samples != than.samples:
+            told.append(f"{than.samples} samples were evaluated, and now {self.samples}")
+        elif self.data is not None and than.data is not None and (data := self.data.other(than.data)):
+            told.append(f"of the data that are evaluated, {data}")
+        return ", and ".join(told)
 
 
 class SavedBest(Strict):
-    """As it stands in a checkpoint. `metric`: by which evaluations were compared; `step` and `value`: of the best one, `since`:
-    how many have followed; `last`: the step of the last one; `samples`: how many samples each measured."""
+    """The best evaluation so far, for a checkpoint. `metric`: what evaluations are compared by; `step` and `value`: of the best
+    one, and how many have followed `since`; `last`: the step of the last one; `of`: what was measured (see `Measured`)."""
 
     metric: Name
     step: Count
     value: Number
     since: Count
     last: Count
-    samples: Count
+    of: Measured
 
 
 @dataclass
 class Best:
-    """What of the evaluations so far counts; `saved` is None before the first that gave a number."""
+    """The best of the evaluations so far, of which each measures the same; `saved` is None before the first that gave a
+    number."""
 
     section: EvaluateSection
+    measured: Measured
     saved: SavedBest | None = None
 
-    def note(self, step: int, value: float | None, samples: int) -> bool:
-        """An evaluation after this step gave this value; whether it is the best so far. One that is infinite, or no number, is
-        worse than any other. That of a last step which is none of `every_steps` can be the best, but takes no patience: a run
-        that is made longer has none there."""
+    def note(self, step: int, value: float | None) -> bool:
+        """Take in what an evaluation after this step gave. Returns whether it is the best so far. One that is infinite, or no
+        number, is worse than any other. That of a last step which is none of `every_steps` can be the best, but takes no
+        patience: a run that is made longer has none there."""
         before = self.saved
         if value is not None and math.isfinite(value) and (before is None or self._is_better(value, before.value)):
-            self.saved = SavedBest(metric=self.section.called, step=step, value=value, since=0, last=step, samples=samples)
+            self.saved = SavedBest(metric=self.section.called, step=step, value=value, since=0, last=step, of=self.measured)
             return True
         if before is not None:
             self.saved = before.model_copy(update={"since": before.since + self._is_regular(step), "last": step})
@@ -64,15 +92,11 @@ class Best:
         """For a checkpoint; None before there is anything."""
         return self.saved.model_dump() if self.saved is not None else None
 
-    def take_over(self, saved: SavedBest | None, samples: int) -> str | None:
-        """Go on from what was saved, where the same is measured; else what is to be said."""
+    def take_over(self, saved: SavedBest | None) -> str | None:
+        """Go on from what was saved, if the same is measured. Returns what is to be said if it is not."""
         if saved is None:
             return None
-        own = (self.section.called, samples)
-        if (saved.metric, saved.samples) == own:
+        if not (told := self.measured.other(saved.of)):
             self.saved = saved
             return None
-        return (
-            f"note: evaluations are now of the {own[0]} of {own[1]} samples, and were of the {saved.metric} of {saved.samples}: "
-            "which one was best is counted anew"
-        )
+        return f"note: evaluations are not those of the checkpoint: {told}. Which one is best is counted anew"

@@ -173,7 +173,6 @@ class RunState:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     feed: Feed
     best: Best
-    evaluated_samples: int  # of each evaluation
 
     def plain(self) -> dict[str, Any]:
         """All but its tensors: the same on every rank."""
@@ -198,7 +197,7 @@ class RunState:
             take_over(self.scheduler, self.optimizer, state)
         if state.loss_scale is not None:
             self.engine.loss_scale.load_state_dict(state.loss_scale.model_dump())
-        if (note := self.best.take_over(state.evaluated, self.evaluated_samples)) is not None and self.engine.world.is_main:
+        if (note := self.best.take_over(state.evaluated)) is not None and self.engine.world.is_main:
             warn(note)
 
 

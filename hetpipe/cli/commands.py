@@ -25,11 +25,12 @@ from hetpipe.cli.what_if import what_if
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.clusters.assumed import is_assumed, told_of
 from hetpipe.documents.clusters.catalogue import Catalogue, choice_of, load_choice
-from hetpipe.documents.job import LOG_FILES, Job
+from hetpipe.documents.job import Job
 from hetpipe.documents.options import EffortChoice, PlanOptions, ScheduleChoice
 from hetpipe.documents.plan import Backend, Plan
 from hetpipe.documents.precisions import parse_precision
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.log import LOG_FILES
 from hetpipe.files.formats import Document
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, counted, nearest

@@ -58,14 +58,15 @@ def generate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Print how a trained language model (causal_lm, gpt2, llama) continues a prompt. The newest checkpoint is read, on one
-    device."""
+    """Print how a trained language model (causal_lm, gpt2, llama) continues a prompt. The checkpoint of the best evaluation is
+    read, or the newest, on one device."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.trained import find_checkpoint
     from hetpipe.checkpoints.training_state import said_of
+    from hetpipe.training.results.exported import best_of_job
 
     job = Job.read(run) if not run.is_dir() else None
-    found = find_checkpoint(of_job(job, run) if job is not None else run)
+    found = best_of_job(job, of_job(job, run)) if job is not None else find_checkpoint(run)
     said = said_of(found) or (_keys(job) if job is not None else {})
     if job is not None:
         said = _with_base_of(job, said)

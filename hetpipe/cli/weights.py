@@ -21,7 +21,8 @@ def export_weights_command(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="A checkpoint, or a folder of checkpoints, of which the newest is taken. By default the job's checkpoint.folder."
+            help="A checkpoint, or a folder of checkpoints, of which the newest is taken. By default the job's: that of the best "
+            "evaluation, or the newest."
         ),
     ] = None,
     settings: Annotated[
@@ -40,10 +41,12 @@ def export_weights_command(
     from hetpipe.checkpoints.trained import find_checkpoint
     from hetpipe.checkpoints.training_state import said_of
     from hetpipe.hf.exports.export import check_new_folder, export_weights
+    from hetpipe.training.results.exported import best_of_job
 
     check_new_folder(output)
     job = Job.read(job_file, settings or ()) if job_file is not None else None
-    found = find_checkpoint(checkpoint if checkpoint is not None else of_job(job, job_file))
+    folder = checkpoint if checkpoint is not None else of_job(job, job_file)
+    found = best_of_job(job, folder) if job is not None and checkpoint is None else find_checkpoint(folder)
     layers = build_layers(at_revision(job, said_of(found))) if job is not None else None
     export_weights(layers, found, output, merge=merge)
     if as_json:

@@ -14,42 +14,20 @@ from hetpipe.documents.guesses import KeysOf
 from hetpipe.documents.number_types import TYPE_OF, Frozen, Held
 from hetpipe.documents.options import PlanOptions, PlanRules
 from hetpipe.documents.plan import Plan
-from hetpipe.documents.precisions import PrecisionChoice, in_job, precision_faults, turns
+from hetpipe.documents.precisions import PrecisionChoice, in_job, known_precision, turns
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.documents.sections.export import ExportSection
+from hetpipe.documents.sections.log import LOG_FILES, LogSection
+from hetpipe.documents.sections.loss import LossSection
+from hetpipe.documents.sections.named import Named
 from hetpipe.documents.sections.numbers import ArithmeticSection, LossScaleSection
-from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed, refuse_text
+from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Samples, Seed, Strict, read_mapping, read_yaml
-from hetpipe.files.limits import LARGEST_INTEGER, MOST_WORKERS
-from hetpipe.files.messages import Faults, InputError, shown
+from hetpipe.files.limits import MOST_WORKERS
+from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder, check_output
-
-
-class Named(Strict):
-    """Something of the registry by `name`, or a function by `target` (`package.module:function`), with its `args`."""
-
-    name: Name | None = None
-    target: Name | None = None
-    args: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mapping(cls, data: Any) -> Any:
-        return refuse_text(data)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.name is None) == (self.target is None):
-            raise ValueError("give either 'name' (from the registry) or 'target' (package.module:function), and not both")
-        return self
-
-    @property
-    def label(self) -> str:
-        """The name or the target."""
-        return self.name or str(self.target)
-
 
 BatchNorm = Literal["per_microbatch", "deferred"]
 CoupledLayers = Literal["per_microbatch"]
@@ -74,72 +52,6 @@ class DataSection(Named):
 
     guesses = KeysOf("data")
     workers: Workers = 0
-
-
-PREFERENCES = ("dpo", "simpo")  # losses over a better and a worse answer
-
-
-class LossSection(Strict):
-    """A loss of the registry, or a function (output, targets) → mean; `weight` says over what it is the mean: the samples, or the
-    targets that are not `ignore_index` (tokens). A weighted mean has a `weight_fn` instead: a function, as
-    `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
-    class; it is then the mean weighted by them. `fused`: whether the model's head computes the cross-entropy of each token, so
-    that the logits of a large vocabulary are never there at once; "auto": where the model can. dpo and simpo, of data with
-    preferences: `beta` is how much a lead counts, `gamma` (simpo) by how much the better answer has to lead."""
-
-    guesses = KeysOf("loss")
-    name: Name | None = None
-    target: Name | None = None
-    weight: Literal["samples", "tokens"] = "samples"
-    weight_fn: Name | None = None
-    ignore_index: Annotated[int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = -100
-    class_weights: tuple[Annotated[Number, Field(ge=0)], ...] | None = None
-    fused: Flag | Literal["auto"] = False
-    beta: Annotated[Number, Field(gt=0)] | None = None
-    gamma: Annotated[Number, Field(ge=0)] | None = None
-
-    @property
-    def prefers(self) -> bool:
-        """Whether it is over a better and a worse answer."""
-        return self.name in PREFERENCES
-
-    @model_validator(mode="after")
-    def _of_preferences(self) -> Self:
-        for key, names in (("beta", PREFERENCES), ("gamma", ("simpo",))):
-            if getattr(self, key) is not None and self.name not in names:
-                raise ValueError(f"{key!r} is of the loss {' and '.join(names)}: leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if self.name is not None and self.target is not None:
-            raise ValueError("give either 'name' or 'target' (package.module:function), and not both")
-        return self
-
-    @model_validator(mode="after")
-    def _head_computes(self) -> Self:
-        if self.fused and (self.target is not None or self.name not in (None, "cross_entropy")):
-            raise ValueError(
-                "'fused' is for name: cross_entropy only, because another loss needs the output of the last layer. Leave "
-                "'fused' out"
-            )
-        own = next((key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None), None)
-        if self.fused and own is not None:
-            raise ValueError(f"'fused' gives all samples, or all tokens, the same weight. Leave {own!r} out, or 'fused'")
-        return self
-
-    @model_validator(mode="after")
-    def _one_weight(self) -> Self:
-        own = [key for key in ("weight_fn", "class_weights") if getattr(self, key) is not None]
-        if own and len(given := [key for key in ("weight", *own) if key in self.model_fields_set]) > 1:
-            raise ValueError(f"give only one of {' and '.join(map(repr, given))}, because each decides what the mean is over")
-        if self.class_weights is None:
-            return self
-        if self.target is not None or self.name not in (None, "cross_entropy"):
-            raise ValueError("'class_weights' are for name: cross_entropy only. For another loss give a 'weight_fn'")
-        if not any(weight > 0 for weight in self.class_weights):
-            raise ValueError("'class_weights' has no number above 0")
-        return self
 
 
 class PlanSection(PlanRules):
@@ -187,12 +99,7 @@ class TrainSection(Strict):
             raise ValueError("give either 'steps' or 'epochs', and not both")
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_precision(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and (faults := precision_faults(data.get("precision"))):
-            raise Faults(faults)
-        return data
+    _known_precision = model_validator(mode="before")(known_precision)
 
     @model_validator(mode="before")
     @classmethod
@@ -225,40 +132,6 @@ class CheckpointSection(Strict):
     every_steps: Positive = 100
     keep: Positive = 3
     resume: Flag = True
-
-
-METRICS_FILE, SUMMARY_FILE, REPORT_FILE, LOSS_FILE = "metrics.jsonl", "summary.json", "report.html", "loss.svg"
-PLAN_FILE, PROFILE_FILE, TRACE_FILE = "plan.json", "profile.json", "trace.json"
-LOG_FILES = (REPORT_FILE, LOSS_FILE, PLAN_FILE, PROFILE_FILE, METRICS_FILE, TRACE_FILE, SUMMARY_FILE)  # of a log folder
-
-
-class ObserverSection(Named):
-    """A logger of `log.to` with its arguments: by its name, or an observer as `target: package.module:Class`."""
-
-
-JSON_LINES = "jsonl"
-
-
-class LogSection(Strict):
-    """Where results go (metrics, plan, profile, trace, summary, report), how often a line is written, and `to` which tools the
-    same numbers go: jsonl (metrics.jsonl), tensorboard, wandb, mlflow, trackio, or an observer that a package or a file
-    brings."""
-
-    guesses = KeysOf("log")
-    folder: Name
-    every_steps: Positive = 10
-    to: tuple[Name | ObserverSection, ...] = (JSON_LINES,)
-
-    @property
-    def loggers(self) -> list[ObserverSection]:
-        """Those of `to`, each once."""
-        found = [ObserverSection(name=each) if isinstance(each, str) else each for each in self.to]
-        return [each for i, each in enumerate(found) if each not in found[:i]]
-
-    @property
-    def writes_lines(self) -> bool:
-        """Whether metrics.jsonl is written."""
-        return any(each.name == JSON_LINES for each in self.loggers)
 
 
 class ProfileSection(Strict):

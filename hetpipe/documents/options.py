@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.clusters.assumed import is_assumed, says_memory
 from hetpipe.documents.plan import Backend
-from hetpipe.documents.precisions import PrecisionChoice, precision_faults
+from hetpipe.documents.precisions import PrecisionChoice, known_precision
 from hetpipe.files.formats import Flag, Name, Number, Strict, explained
 from hetpipe.files.messages import Faults, InputError, shown
 
@@ -60,8 +60,8 @@ class PlanRules(Strict):
         return data
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """These options with others for some of them, which stand under their names in `changes`. InputError if one is unknown or
-        wrong."""
+        """Return these options with others for some of them, which stand under their names in `changes`. InputError if one is
+        unknown or wrong."""
         if not changes:
             return self
         try:
@@ -87,9 +87,4 @@ class PlanOptions(PlanRules):
 
     precision: PrecisionChoice | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_precision(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and (faults := precision_faults(data.get("precision"))):
-            raise Faults(faults)
-        return data
+    _known_precision = model_validator(mode="before")(known_precision)

@@ -12,7 +12,7 @@ from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.formats import Name
-from hetpipe.files.messages import InputError, nearest, shown
+from hetpipe.files.messages import Faults, InputError, nearest, shown
 
 Chosen = dict[str, Precision]  # by device types
 PrecisionChoice = Precision | Literal["auto"] | dict[Name, Precision]  # for all device types, or for each
@@ -133,11 +133,14 @@ def without_full(profile: Profile) -> Profile:
     return profile.model_copy(update={"measurements": kept})
 
 
-def precision_faults(given: Any) -> list[str]:
-    """What is wrong with an option `precision`."""
+def known_precision(data: Any) -> Any:
+    """Check the key `precision` of a section that has one, before anything else of it is read. Faults if a name is unknown."""
+    given = data.get("precision") if isinstance(data, Mapping) else None
     each = given.values() if isinstance(given, Mapping) else [given] if given not in (None, "auto") else []
     known = "fp32, fp16 or bf16, for all or for each device type by its name, or auto"
-    return [f"precision is {known}, got {shown(x)}" for x in each if x not in get_args(Precision)]
+    if faults := [f"precision is {known}, got {shown(x)}" for x in each if x not in get_args(Precision)]:
+        raise Faults(faults)
+    return data
 
 
 def parse_precision(text: str | None) -> str | dict[str, str] | None:
@@ -156,8 +159,8 @@ def parse_precision(text: str | None) -> str | dict[str, str] | None:
 
 
 def safe(precisions: Collection[Precision | None]) -> list[Precision | None]:
-    """Those of which "auto" takes the fastest: not fp16 where there is bf16, which is as fast, has the range of float32, and
-    needs no scale of the loss (Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training).
+    """Choose those of which "auto" takes the fastest: not fp16 where there is bf16, which is as fast, has the range of float32,
+    and needs no scale of the loss (Kalamkar et al. 2019, A Study of BFLOAT16 for Deep Learning Training).
 
     >>> safe(["fp32", "fp16", "bf16"]), safe(["fp32", "fp16"])
     (['fp32', 'bf16'], ['fp32', 'fp16'])
@@ -182,7 +185,7 @@ def _fastest(profile: Profile, device_type: str) -> Precision | None:
 
 
 def _seconds(m: Measurement) -> float:
-    """Of the whole model for a sample, forward and backward, at the micro-batch size that is best for it."""
+    """Return the seconds of the whole model for a sample, forward and backward, at the micro-batch size that is best for it."""
     return float(min((m.forward + m.backward).sum(axis=1) / m.microbatch_sizes))
 
 

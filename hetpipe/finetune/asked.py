@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetpipe.documents.job import PREFERENCES
 from hetpipe.documents.sections.adapter import ALL_LINEAR, NO_LORA, parse_lora
+from hetpipe.documents.sections.loss import PREFERENCES
 from hetpipe.files.messages import InputError, nearest, shown
 
 DEFAULT = "r=16"  # of --lora

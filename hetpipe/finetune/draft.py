@@ -8,11 +8,12 @@ from math import ceil
 from typing import Any, NamedTuple, get_args
 
 from hetpipe.documents.cluster import Cluster
-from hetpipe.documents.job import JSON_LINES, Job, apply_settings
+from hetpipe.documents.job import Job, apply_settings
 from hetpipe.documents.number_types import TYPE_OF
 from hetpipe.documents.precisions import parse_precision
 from hetpipe.documents.sections.adapter import Base
 from hetpipe.documents.sections.evaluate import HELD_OUT
+from hetpipe.documents.sections.log import JSON_LINES
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.kinds import Found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from hetpipe.building.datasets import DataSplits, require_count
@@ -123,25 +124,26 @@ def preferences(
         what="preferences", length=length, too_long=too_long, pack=False, sizes=sizes, mask=False, test_fraction=test_fraction
     )
     source = _source("preferences", file, limit, split, subset)
-    own = None if template == NONE else read_template(template)
-    its = Tokenizer(tokenizer)
-    answers = None
-    if template != NONE and (own is not None or its.has_template):
-        answers = Answers(Template(its, own), "last", _one_of("thinking", thinking, Thinking) if thinking is not None else None)
-    else:
-        its.required_end()
-    texts = Texts(tokenizer=its, answers=answers, columns=Columns(columns), templated=True, preferences=True)
+    texts = _texts(tokenizer, shape.what, Columns(columns), "last", template, thinking)
+    texts = replace(texts, templated=True, preferences=True)
     found = read(source, texts, shape)
-    return shape.pairs(found.sequences, found.groups, its.pad, texts.made_of(found.ends))
+    return shape.pairs(found.sequences, found.groups, texts.tokenizer.pad, texts.made_of(found.ends))
 
 
 def _splits(
     source: Source, name: str, shape: Shape, columns: Columns, turns: Turns, template: str | None, thinking: Thinking | None
 ) -> DataSplits:
+    texts = _texts(name, shape.what, columns, turns, template, thinking)
+    found = read(source, texts, shape)
+    return shape.splits(found.sequences, found.groups, texts.tokenizer.pad, texts.made_of(found.ends))
+
+
+def _texts(name: str, what: str, columns: Columns, turns: Turns, template: str | None, thinking: Thinking | None) -> Texts:
+    """How the records of such data are written. InputError if they have no template that they need, or no end."""
     own = None if template == NONE else read_template(template)
     tokenizer = Tokenizer(name)
     answers, thinking = None, _one_of("thinking", thinking, Thinking) if thinking is not None else None
-    if template != NONE and (shape.what == "chat" or own is not None or tokenizer.has_template):
+    if template != NONE and (what == "chat" or own is not None or tokenizer.has_template):
         answers = Answers(Template(tokenizer, own), turns, thinking)
     elif thinking is not None:
         raise InputError(
@@ -149,10 +151,8 @@ def _splits(
         )
     else:
         tokenizer.required_end()  # before all is read
-    templated = True if shape.what == "chat" or own is not None else None
-    texts = Texts(tokenizer=tokenizer, answers=answers, columns=columns, templated=templated)
-    found = read(source, texts, shape)
-    return shape.splits(found.sequences, found.groups, tokenizer.pad, texts.made_of(found.ends))
+    templated = True if what == "chat" or own is not None else None
+    return Texts(tokenizer=tokenizer, answers=answers, columns=columns, templated=templated)
 
 
 def _one_of(name: str, value: object, known: Any) -> Any:

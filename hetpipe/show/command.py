@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from hetpipe.documents.cluster import Cluster
-from hetpipe.documents.job import PLAN_FILE, PROFILE_FILE
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.log import PLAN_FILE, PROFILE_FILE
 from hetpipe.files.messages import InputError
 from hetpipe.files.screen import Screen
 from hetpipe.planning.front import Front

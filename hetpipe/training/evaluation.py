@@ -12,7 +12,7 @@ from torch import Tensor
 from hetpipe.building.data import size_for
 from hetpipe.building.evaluated import build_metric, counted_by
 from hetpipe.building.feed import Ask, Reading
-from hetpipe.checkpoints.best import Best
+from hetpipe.checkpoints.best import Best, Measured
 from hetpipe.documents.job import Job
 from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.layers.model import Loss
@@ -38,7 +38,7 @@ class Evaluator:
         self.held_out = len(self.samples) if self.samples is not None else 0  # type: ignore[arg-type]
         self.count = self.held_out if self.section.samples == "all" else min(self.section.samples, self.held_out)
         self.metric, self.loss = build_metric(session.model.loss, self.section), session.model.loss
-        self.best = Best(self.section)
+        self.best = Best(self.section, Measured.by(self.section, self.count, session.evaluated))
         self.done: tuple[int, Evaluation] | None = None
 
     def is_due(self, step: int, *, last: bool) -> bool:
@@ -66,7 +66,7 @@ class Evaluator:
         mean = hits / (counted or 1.0) if self.metric is not None else None
         self.done = step, self.engine.world.first(Evaluation(losses / (weight or 1.0), mean, weight, counted))
         found = self.done[1]
-        is_best = self.best.note(step, found.loss if self.section.metric == "loss" else found.metric, self.count)
+        is_best = self.best.note(step, found.loss if self.section.metric == "loss" else found.metric)
         return self._record(step, found, is_best=is_best)
 
     def _record(self, step: int, found: Evaluation, *, is_best: bool) -> EvaluationRecord:

@@ -124,7 +124,8 @@ def run_legs(session: Session, event: Event, profile: Profile, director: Directo
         carried, result = Carried.of(last.state) if last is not None else None, None
         if past:  # an engine takes what it trains out of the model
             session = replace(session, model=build_model(session.job, session.data.train, session.data.names))
-        with leg(session, following.plan, profile) as engine:
+        plan = session.decided(following.plan, session.job.planning, profile)  # a director may bring any
+        with leg(session, plan, profile) as engine:
             last = Loop(session.job, session, engine, director) if engine is not None else None
             if past:
                 done = hand_over(carried, last.state if last is not None else None, session.world)

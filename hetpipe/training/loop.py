@@ -76,13 +76,7 @@ class Loop:
             _note_end_of_schedule(job, self.total)
         self.evaluator = Evaluator(job, session, engine, self.reading, self._own)
         self.state = RunState(
-            train=job.train,
-            engine=engine,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            feed=self.feed,
-            best=self.evaluator.best,
-            evaluated_samples=self.evaluator.count,
+            train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed, best=self.evaluator.best
         )
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from hetpipe.building.feed import Batch
-from hetpipe.documents.job import LogSection
 from hetpipe.documents.profiles.lengths import LengthFactor
+from hetpipe.documents.sections.log import LogSection
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.processes import progress
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -62,9 +62,8 @@ class Metrics:
         whole = self._batches[-1] == self.engine.plan.global_batch  # a partial batch is no step to compare with the plan's
         due = last or (self.log is not None and done % self.log.every_steps == 0)
         if due and (whole or self.result.measured is None):
-            self.result.measured = self._timeline()
+            self.result.measured, self._memory = self._measured()
             self._utilisation = _busy(self.result.measured)
-            self._memory = self._held()
         seconds = self.result.step_seconds[-1] if self.result.step_seconds else None
         return StepRecord(
             step=done,
@@ -106,15 +105,13 @@ class Metrics:
             if self.result.measured is not None:
                 self.result.measured = replace(self.result.measured, peak_bytes=self.result.peak_bytes)
 
-    def _held(self) -> dict[str, int]:
-        """The most bytes that each device has held so far, as far as that is known. Collective."""
-        own = [(device, peak) for device, peak, _ in self.engine.usage()]
-        every = [pair for part in self.engine.world.gather(own) for pair in part]
-        return {device: peak for device, peak in every if peak is not None}
-
-    def _timeline(self) -> Timeline:
-        """The step just done, as it was: every rank's actions, in seconds since its step began. Collective."""
-        return _as_timeline([span for part in self.engine.world.gather(self.engine.spans()) for span in part])
+    def _measured(self) -> tuple[Timeline, dict[str, int]]:
+        """The step just done, as it was: every rank's actions, in seconds since its step began; and the most bytes that each
+        device has held so far, as far as that is known. Collective."""
+        own = self.engine.spans(), [(device, peak) for device, peak, _ in self.engine.usage()]
+        every = self.engine.world.gather(own)
+        held = {device: peak for _, peaks in every for device, peak in peaks if peak is not None}
+        return _as_timeline([span for spans, _ in every for span in spans]), held
 
     def _watched(self) -> tuple[Mapping[str, float], Mapping[str, int | None]]:
         """How busy this rank's devices were in the step just done, and the most bytes that they held, for who watches: now and

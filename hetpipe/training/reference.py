@@ -3,6 +3,7 @@ over the data, kept beside the checkpoints, so that a run which resumes has the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hetpipe.building.content import Content
 from hetpipe.building.data import Preferences, size_for
 from hetpipe.building.feed import Ask, Reading
 from hetpipe.checkpoints.stores.tensor_files import save_tensors
@@ -27,22 +29,28 @@ Own = Callable[[Tensor], Tensor | None]  # of the numbers of a global batch, tho
 
 
 def find_reference(job: Job, session: Session, engine: PlanEngine, reading: Reading, own: Own, *, begins: bool) -> None:
-    """Let the job's preferences have their reference: computed where the run `begins`, else as that run has kept it. InputError
-    if it is lost. Collective."""
-    parts: dict[str, Any] = {"train": session.data.train, "test": session.data.test}
-    wanted = {name: part for name, part in parts.items() if isinstance(part, Preferences)}
-    if job.loss.name not in WITH_REFERENCE or all(part.reference_log_probabilities is not None for part in wanted.values()):
+    """Let the job's preferences have their reference: computed if the run `begins`, else as a rank that trained before has it, or
+    as the run has kept it. InputError if it is lost, or of other samples. Collective."""
+    parts: list[tuple[Any, Content | None]] = [(session.data.train, session.content), (session.data.test, session.evaluated)]
+    wanted = [(part, _key(content)) for part, content in parts if isinstance(part, Preferences) and content is not None]
+    if job.loss.name not in WITH_REFERENCE:
         return
+    world, here = engine.world, {key: part.reference_log_probabilities for part, key in wanted}
+    known = next((every for every in world.gather(here) if None not in every.values()), None)
     file = Path(job.checkpoint.folder) / FILE if job.checkpoint is not None else None
-    known = dict[str, Tensor]()
-    if not begins and file is not None:
-        known = engine.world.together(lambda: _load(file, {name: len(part) for name, part in wanted.items()}))
-    for name, part in wanted.items():
-        part.reference_log_probabilities = known[name] = (
-            known[name] if name in known else _computed(part, job, engine, reading, own)
-        )
-    if begins and file is not None:
-        engine.world.on_main(lambda: _save(known, file))
+    if known is None and not begins:
+        known = world.together(lambda: _load(file, list(here)))
+    if known is None:
+        known = {key: _computed(part, job, engine, reading, own) for part, key in wanted}
+        if file is not None:
+            world.on_main(lambda: _save(known, file))
+    for part, key in wanted:
+        part.reference_log_probabilities = known[key]
+
+
+def _key(content: Content) -> str:
+    """What a set of samples is called in the file: a digest of what is in it."""
+    return hashlib.sha256(content.model_dump_json().encode()).hexdigest()[:32]
 
 
 def _computed(data: Any, job: Job, engine: PlanEngine, reading: Reading, own: Own) -> Tensor:
@@ -68,25 +76,29 @@ def _computed(data: Any, job: Job, engine: PlanEngine, reading: Reading, own: Ow
 
 
 def _save(found: dict[str, Tensor], file: Path) -> None:
+    """Write it whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_tensors(found, file)
+    written = file.with_name(f".{file.name}")
+    save_tensors(found, written)
+    written.replace(file)
 
 
-def _load(file: Path, counts: dict[str, int]) -> dict[str, Tensor]:
-    """What was kept of these. The training samples are those of the run, which was checked; others may be evaluated now, of which
-    the model as it was at the begin can say nothing any more."""
+def _load(file: Path | None, keys: list[str]) -> dict[str, Tensor]:
+    """Read what the run has kept. Of other samples the model as it was at the begin can say nothing any more."""
+    if file is None:
+        raise InputError(
+            "the run has trained already, and none of the devices that go on has what the reference said of the answers before. "
+            "Write a section 'checkpoint', beside whose checkpoints it is kept"
+        )
     if not file.is_file():
         raise InputError(
-            f"{file} is missing, which holds what the reference says of the answers: the run cannot resume without it. Put it "
+            f"{file} is missing, which holds what the reference says of the answers. The run cannot resume without it. Put it "
             "back, or name another checkpoint.folder to begin anew"
         )
     tensors = TensorFiles(names_in(file))
-    found = {name: tensors.read(name) for name in counts if name in tensors}
-    for name, count in counts.items():
-        if name not in found or found[name].shape != (count, 2):
-            has = len(found[name]) if name in found else "none"
-            raise InputError(
-                f"{file} holds what the reference says of {has} samples of {name}, and there are {count}: set back what has "
-                "changed, or name another checkpoint.folder to begin anew"
-            )
-    return found
+    if any(key not in tensors for key in keys):
+        raise InputError(
+            f"{file} holds what the reference says of other answers than those that are trained, or evaluated, now. Set the data "
+            "back, or name another checkpoint.folder to begin anew"
+        )
+    return {key: tensors.read(key) for key in keys}

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 from hetpipe.checkpoints.best import SavedBest
 from hetpipe.documents.cluster import Cluster
-from hetpipe.documents.job import LOSS_FILE, METRICS_FILE, PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE, Job
+from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.profiles.lengths import LengthFactor, length_factor
+from hetpipe.documents.sections.log import LOSS_FILE, METRICS_FILE, PLAN_FILE, PROFILE_FILE, REPORT_FILE, SUMMARY_FILE, TRACE_FILE
 from hetpipe.files.folders import claimed
 from hetpipe.files.messages import cut
 from hetpipe.files.writing import write_text

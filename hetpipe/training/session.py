@@ -80,12 +80,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Session(Setting):
-    """A running job on this rank, before planning: everything that does not depend on the plan. `content`: of its data; `job` has
-    adapters that began in a folder as a checkpoint has them by now."""
+    """A running job on this rank, before planning: everything that does not depend on the plan. `content`: what is in its data;
+    `evaluated`: what is in the samples that do not train (None: there are none, or they are not compared). `job` has adapters
+    that began in a folder as a checkpoint has them by now."""
 
     job: Job
     data: DataSplits
     content: Content
+    evaluated: Content | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,7 @@ def open_session(job: Job) -> Session:
     world, cluster = meet(job.read_cluster(), job.plan.backend, told_by(job))
     check_training(job)
     job = going_on(job, world)
+    evaluated: Content | None = None
     with Activity("starting", shown=world.is_main) as activity:
         activity.say(f"building the data {job.data.label!r}")
         data = build_data(job)
@@ -163,6 +166,9 @@ def open_session(job: Job) -> Session:
             check_same_revision(model.layers, world)
             check_begun(job, world)
             content = same_content(data.train, data.made_of, world, saved=job.checkpoint is not None)
+            compared = job.evaluate is not None or job.loss.prefers
+            if compared and data.test is not None:
+                evaluated = same_content(data.test, data.made_of, world, saved=job.checkpoint is not None)
     return Session(
         job=job,
         world=world,
@@ -170,6 +176,7 @@ def open_session(job: Job) -> Session:
         model=model,
         data=data,
         content=content,
+        evaluated=evaluated,
         found=job.cluster is None,
         seed=job.train.seed,
         held=job.train.dtype,

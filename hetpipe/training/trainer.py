@@ -7,9 +7,10 @@ from pathlib import Path
 
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.resume import check_data
-from hetpipe.documents.job import SUMMARY_FILE, Job
+from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.log import SUMMARY_FILE
 from hetpipe.files.folders import check_room
 from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.arithmetic import computing_by

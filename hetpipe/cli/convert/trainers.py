@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -45,32 +45,29 @@ ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="The cluster
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def llamafactory(
-    config: Config,
-    devices: Devices = None,
-    steps: Steps = None,
-    data: Data = None,
-    cluster: ClusterFile = None,
-    output: Output = Path("job.yaml"),
-    as_json: AsJson = False,
-) -> None:
-    """Write the job that trains what a configuration of LLaMA-Factory would (SFT: LoRA, QLoRA, full), and list every key."""
-    options = {"": config, "-o": output, "--devices": devices, "--steps": steps, "--data": data, "--cluster": cluster}
-    _convert("llamafactory", options, Asked(devices, steps, data_section(data), _text(cluster)), as_json)
+def command(trainer: str, called: str) -> Callable[..., None]:
+    """The command that converts configurations of this trainer."""
+
+    def run(
+        config: Config,
+        devices: Devices = None,
+        steps: Steps = None,
+        data: Data = None,
+        cluster: ClusterFile = None,
+        output: Output = Path("job.yaml"),
+        as_json: AsJson = False,
+    ) -> None:
+        options = {"": config, "-o": output, "--devices": devices, "--steps": steps, "--data": data, "--cluster": cluster}
+        _convert(trainer, options, Asked(devices, steps, data_section(data), _text(cluster)), as_json)
+
+    run.__name__, run.__doc__ = (
+        trainer,
+        (f"Write the job that trains what a configuration of {called} would (SFT: LoRA, QLoRA, full), and list every key."),
+    )
+    return run
 
 
-def axolotl(
-    config: Config,
-    devices: Devices = None,
-    steps: Steps = None,
-    data: Data = None,
-    cluster: ClusterFile = None,
-    output: Output = Path("job.yaml"),
-    as_json: AsJson = False,
-) -> None:
-    """Write the job that trains what a configuration of axolotl would (SFT: LoRA, QLoRA, full), and list every key."""
-    options = {"": config, "-o": output, "--devices": devices, "--steps": steps, "--data": data, "--cluster": cluster}
-    _convert("axolotl", options, Asked(devices, steps, data_section(data), _text(cluster)), as_json)
+llamafactory, axolotl = command("llamafactory", "LLaMA-Factory"), command("axolotl", "axolotl")
 
 
 def _text(path: Path | None) -> str | None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
 
-from hetpipe.documents.job import JSON_LINES, Job, ObserverSection
+from hetpipe.documents.job import Job
+from hetpipe.documents.sections.log import JSON_LINES, ObserverSection
 from hetpipe.files.messages import InputError, cut, nearest
 from hetpipe.planning.registry import load_point, load_target, observer_points, source_of
 from hetpipe.processes.progress import say, warn

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hetpipe.documents.job import METRICS_FILE
+from hetpipe.documents.sections.log import METRICS_FILE
 from hetpipe.files.writing import append_line, write_bytes
 from hetpipe.training.observers.observer import Observer
 from hetpipe.training.observers.records import EvaluationRecord, RunRecord, StepRecord

@@ -37,7 +37,7 @@ def export_run(job: Job) -> Exported | None:
     where what is there is something else."""
     if job.export is None or job.checkpoint is None or not list_checkpoints(job.checkpoint.folder):
         return None
-    target, checkpoint = job.export_place(), best_checkpoint(job, find_checkpoint(job.checkpoint.folder))
+    target, checkpoint = job.export_place(), best_of_job(job, job.checkpoint.folder)
     assert target is not None
     written = target.with_name(f".{target.name}")
     with Activity(f"writing {job.export.folder}"):
@@ -49,6 +49,11 @@ def export_run(job: Job) -> Exported | None:
         write_text(written / MARK, json.dumps(mark, indent=1) + "\n")
         install(written, target)
     return Exported(Path(job.export.folder), read_saved(checkpoint).step)
+
+
+def best_of_job(job: Job, folder: str | Path) -> Stored:
+    """The checkpoint whose weights are a run's, of those in its folder."""
+    return best_checkpoint(job, find_checkpoint(folder))
 
 
 def best_checkpoint(job: Job, newest: Stored) -> Stored:
