@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetpipe.building.datasets import DataSplits
+    from hetpipe.building.streams.streamed import Made, Streamed
     from hetpipe.checkpoints.own.checkpoint import load_checkpoint, save_checkpoint
     from hetpipe.checkpoints.trained import load_weights
     from hetpipe.documents.cluster import Cluster
@@ -40,11 +41,13 @@ __all__ = [
     "DataSplits",
     "InputError",
     "Job",
+    "Made",
     "Observer",
     "PartitionError",
     "Plan",
     "PlanOptions",
     "Profile",
+    "Streamed",
     "Trainer",
     "UnusedRank",
     "__version__",
@@ -78,11 +81,13 @@ _HOMES = {
     "DataSplits": "hetpipe.building.datasets",
     "InputError": "hetpipe.files.messages",
     "Job": "hetpipe.documents.job",
+    "Made": "hetpipe.building.streams.streamed",
     "Observer": "hetpipe.training.observers.observer",
     "PartitionError": "hetpipe.planning.partition",
     "Plan": "hetpipe.documents.plan",
     "PlanOptions": "hetpipe.documents.options",
     "Profile": "hetpipe.documents.profile",
+    "Streamed": "hetpipe.building.streams.streamed",
     "Trainer": "hetpipe.training.trainer",
     "UnusedRank": "hetpipe.training.own.auto",
     "adapt": "hetpipe.layers.adapters.adapt",

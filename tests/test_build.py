@@ -104,7 +104,10 @@ def test_floating_targets_have_the_model_s_type() -> None:
         ({"data": {"name": "txt"}}, "unknown data 'txt'; did you mean 'text'? known: chat, cifar10, function_docs, instructio"),
         ({"data": {"name": "cifar10", "args": {"folder": "/nowhere"}}}, "cannot read the folder /nowhere: No such file"),
         ({"data": {"name": "text", "args": {"files": 5}}}, "data 'text' refuses its arguments {'files': 5}: "),
-        ({"data": {"target": USER + "stream"}}, "of type _Stream, which has no length or no index. Give a map-style dataset"),
+        (
+            {"data": {"target": USER + "unreadable"}},
+            "of type _Unreadable, which has no length or no index. Give a map-style dataset",
+        ),
         ({"data": {"target": USER + "no_samples"}}, "has no training samples"),
         ({"data": {"target": USER + "only_training"}}, "must return DataSplits(train, test) or a pair, found list"),
         ({"data": {"target": USER + "dictionaries"}}, "samples hold tensors or tuples of tensors, found dict"),

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, fetch
+from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, count_of, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import evaluated_section, refuse_nothing
 from hetpipe.building.fused import fused_loss, labels_of, rows_of, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.building.masked import extras_of, masked_first
+from hetpipe.building.streams.streamed import Streamed, is_stream
 from hetpipe.documents.guesses import guesses
 from hetpipe.documents.job import Job
 from hetpipe.documents.sections.loss import PREFERENCES, LossSection
@@ -80,11 +81,18 @@ def build_data(job: Job) -> DataSplits:
     """The job's training samples, and those that are evaluated."""
     function = _function(job.data, registry.dataset)
     splits = _splits(job.data, function, "data")
-    if len(splits.train) == 0:  # type: ignore[arg-type]
+    if count_of(splits.train) == 0:
         raise InputError(f"data {job.data.label!r} has no training samples")
+    if isinstance(splits.train, Streamed) and job.train.steps is None:
+        raise InputError(
+            f"data {job.data.label!r} is a stream, of which nobody knows how many steps an epoch has. Write train.steps in the "
+            f"place of train.epochs, which is {job.train.epochs}"
+        )
     if job.evaluate is not None and job.evaluate.data is not None:
         section = evaluated_section(job, job.evaluate.data, function)
         own = _splits(section, _function(section, registry.dataset), "evaluate.data")
+        if isinstance(own.train, Streamed):
+            raise InputError(f"evaluate.data {section.label!r} is a stream, which has no end. Give a list of those to evaluate")
         if own.names != splits.names:
             raise InputError(
                 f"evaluate.data {section.label!r} gives {_inputs(own)}, and data {job.data.label!r} {_inputs(splits)}: a model "
@@ -120,11 +128,18 @@ def _splits(section: Named, function: Callable[..., Any], key: str) -> DataSplit
         splits = DataSplits(train=splits[0], test=splits[1])
     if not isinstance(splits, DataSplits):
         raise InputError(f"{what} must return DataSplits(train, test) or a pair, found {type(splits).__name__}")
+    if is_stream(splits.train):
+        splits = replace(splits, train=Streamed(splits.train))  # type: ignore[arg-type]
     for part, samples in (("training", splits.train), ("test", splits.test)):
+        if isinstance(samples, Streamed):
+            if part == "test":
+                raise InputError(f"{what}: the test samples are a stream, which has no end. Give a list of those to evaluate")
+            continue
         if samples is not None and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise InputError(
                 f"{what}: the {part} samples are of type {type(samples).__name__}, which has no "
-                "length or no index. Give a map-style dataset, or a list of (inputs, target)"
+                "length or no index. Give a map-style dataset, a list of (inputs, target), or for training a stream "
+                "(hetpipe.Streamed)"
             )
         if samples is not None:
             check_lengths(samples, f"{what}, {part} samples")
@@ -274,7 +289,8 @@ def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) 
     those that need a mask; some others are looked at, too, so that what does not fit together is known before anything is
     measured. `names`: as in DataSplits."""
     layers = build_layers(job, names)
-    numbers = sorted({round(i * (len(data) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})  # type: ignore[arg-type]
+    size = count_of(data) or SAMPLES  # of a stream, the first
+    numbers = sorted({round(i * (size - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})
     try:
         inputs, targets = (as_type(x, job.train.dtype) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
     except (TypeError, ValueError) as error:

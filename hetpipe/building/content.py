@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hetpipe.building.data import MapDataset, read_samples
+from hetpipe.building.data import MapDataset, count_of, read_samples
 from hetpipe.files.formats import Count, Number, Strict
 from hetpipe.files.messages import InputError
 from hetpipe.processes.progress import warn
@@ -53,12 +53,12 @@ class Looked(Strict):
 
 
 class Content(Strict):
-    """What is known of the data to train on. `samples` is their number. `whole` is a digest of all samples in their order,
-    and `unordered` one in any order, where the data have digests; else `looked_at` are some of the samples (None: they differ
-    each time they are read). `tokenizer`, `template` and `ends` (the tokens that end what is learned) say what the samples
-    were made of."""
+    """What is known of the data to train on. `samples` is their number (None: they come as a stream). `whole` is a digest of all
+    samples in their order, and `unordered` one in any order, where the data have digests; else `looked_at` are some of the
+    samples (None: they differ each time they are read). `tokenizer`, `template` and `ends` (the tokens that end what is learned)
+    say what the samples were made of."""
 
-    samples: Count
+    samples: Count | None
     whole: Digest | None = None
     unordered: Digest | None = None
     looked_at: tuple[Looked, ...] | None = None
@@ -73,7 +73,11 @@ class Content(Strict):
             for what, name in (("tokenizer", "tokenizer"), ("template of chats", "template"))
             if None not in (was := (getattr(than, name), getattr(self, name))) and was[0] != was[1]
         ]
-        if self.samples != than.samples:
+        if None in (self.samples, than.samples) and self.samples != than.samples:
+            told.append(
+                "samples came as a stream" if than.samples is None else "samples did not come as a stream, as they do now"
+            )
+        elif self.samples != than.samples:
             told.append(f"there were {than.samples} samples to train on, and there are {self.samples}")
         elif (self.whole is None) != (than.whole is None) and None not in (self.looked_at, than.looked_at):
             told.append("samples are of another kind")
@@ -92,12 +96,12 @@ class Content(Strict):
 
 def content_of(data: MapDataset, made_of: Mapping[str, Any], *, most: int = MANY_SAMPLES) -> Content:
     """Describe a data set: as a whole where it has digests, else by at most so many of its samples."""
-    size, source = len(data), data if isinstance(data, Digested) else getattr(data, "samples", data)  # type: ignore[arg-type]
+    size, source = count_of(data), data if isinstance(data, Digested) else getattr(data, "samples", data)
     made: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in made_of.items()}
     if isinstance(source, Digested):
         whole, unordered = source.digests()
         return Content(samples=size, whole=whole, unordered=unordered, looked_at=(), **made)
-    numbers = sorted({round(i * (size - 1) / (most - 1)) for i in range(most)})
+    numbers = sorted({round(i * (size - 1) / (most - 1)) for i in range(most)}) if size is not None else list(range(most))
     with during("looking at samples of the data"):
         found = {looked.number: looked for looked in _looked(data, numbers)}
         again = _looked(data, numbers[:: max(1, len(numbers) // FEW_SAMPLES)])
@@ -131,10 +135,15 @@ def same_content(data: MapDataset, made_of: Mapping[str, Any], world: World, *, 
 
 def _looked(data: MapDataset, numbers: Sequence[int]) -> Iterator[Looked]:
     for number, sample in zip(numbers, read_samples(data, numbers, ("content",)), strict=True):
-        own, sums = hashlib.sha256(), list[tuple[float, float]]()
-        for value in _leaves(sample):
-            _note(value, own, sums)
-        yield Looked(number=number, digest=own.hexdigest()[:32], sums=tuple(sums))
+        yield look(number, sample)
+
+
+def look(number: int, value: Any) -> Looked:
+    """Look at a sample, or at the record that it is made of."""
+    own, sums = hashlib.sha256(), list[tuple[float, float]]()
+    for leaf in _leaves(value):
+        _note(leaf, own, sums)
+    return Looked(number=number, digest=own.hexdigest()[:32], sums=tuple(sums))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

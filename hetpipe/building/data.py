@@ -5,7 +5,7 @@ disagree; and what a data set draws for a sample, it draws under a seed of that 
 `hetpipe/planning/shares.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 import torch
@@ -24,6 +24,22 @@ class SamplerState(TypedDict):
     shuffle: bool
     epoch: int
     position: int
+
+
+class Sampler(Protocol):
+    """Global batches of sample numbers, and where they stand (see EpochSampler and `streams.sampler.StreamSampler`)."""
+
+    def forever(self) -> Iterator[Tensor]:
+        """Yield int64 [b] numbers without end."""
+        ...
+
+    def state_dict(self) -> Any:
+        """Return plain values, fit for a checkpoint: among them a `seed` and, unless samples are never read again, an `epoch`."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue where the state was saved. ValueError if it is of other data."""
+        ...
 
 
 class EpochSampler:
@@ -153,6 +169,11 @@ class Preferences(Protocol):
     reference_log_probabilities: Tensor | None
 
     def __len__(self) -> int: ...
+
+
+def count_of(dataset: object) -> int | None:
+    """The number of samples; None of a stream, which has no known length."""
+    return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def size_for(dataset: MapDataset, numbers: Tensor) -> int | None:
@@ -293,6 +314,10 @@ def _shape(value: Any) -> str:
 def _describe(sample: object) -> str:
     if isinstance(sample, tuple | list):
         return f"a {type(sample).__name__} of {len(sample)}"
+    if isinstance(sample, Mapping):
+        return (
+            f"a {type(sample).__name__} with {cut(', '.join(map(str, sample)))}. hetpipe.Made(data, sample) makes pairs of such"
+        )
     return f"of type {type(sample).__name__}"
 
 

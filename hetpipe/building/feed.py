@@ -21,7 +21,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hetpipe.building.data import EpochSampler, MapDataset, SamplerState, fetch, size_for
+from hetpipe.building.data import EpochSampler, MapDataset, Sampler, fetch, size_for
+from hetpipe.building.streams.records import Bookmark
+from hetpipe.building.streams.sampler import StreamSampler
+from hetpipe.building.streams.streamed import Streamed
+from hetpipe.documents.job import TrainSection
 from hetpipe.files.messages import InputError
 from hetpipe.processes.ranks.report import line_of, trace_of
 from hetpipe.processes.whereabouts import during
@@ -107,11 +111,13 @@ class _Samples:
     def __init__(self, dataset: MapDataset, convert: Callable[[Any], Any]) -> None:
         self.dataset, self.convert = dataset, convert
 
-    def __getitem__(self, ask: Ask) -> Rows:
+    def __getitem__(self, ask: Ask) -> Any:
+        """Inputs and targets, and the bookmark of a stream."""
         if not ask.numbers:
-            return None, None
+            return None, None, None
         inputs, targets = fetch(self.dataset, torch.tensor(ask.numbers), *ask.place, size=ask.size)
-        return self.convert(inputs), self.convert(targets)
+        bookmark = self.dataset.bookmark if isinstance(self.dataset, Streamed) else None
+        return self.convert(inputs), self.convert(targets), bookmark
 
 
 class _SamplesOrError(_Samples):
@@ -127,10 +133,12 @@ class _SamplesOrError(_Samples):
 
 
 class Reader(Iterator[Rows]):
-    """Samples as they are asked for, one batch after the other. `seconds`: how long the last one was waited for."""
+    """Samples as they are asked for, one batch after the other. `seconds`: how long the last one was waited for; `bookmark`: of a
+    stream, at or before the samples that follow, as JSON."""
 
     def __init__(self, reading: Reading, dataset: MapDataset, asked: Iterable[Ask], what: Callable[[], str]) -> None:
         self._what, self._reading, self.seconds = what, reading, 0.0
+        self.bookmark: str | None = None
         self._found: Iterator[Any] | None
         self._life: int | None = None  # a pipe whose end workers see, of this process and of `close`
         if reading.workers == 0:
@@ -148,7 +156,7 @@ class Reader(Iterator[Rows]):
             num_workers=reading.workers,
             collate_fn=_as_it_is,
             pin_memory=reading.pinned,
-            worker_init_fn=partial(_begin_worker, alive, self._life),
+            worker_init_fn=partial(_begin_worker, alive, self._life, isinstance(dataset, Streamed)),
             multiprocessing_context="fork",
             generator=torch.Generator(),  # else a number is drawn from the user's
         )
@@ -165,7 +173,7 @@ class Reader(Iterator[Rows]):
         with during(f"fetching {self._what()}"):
             found = self._next()
         self.seconds = time.perf_counter() - began
-        inputs, targets = found
+        inputs, targets, self.bookmark = found
         return (_as_tuples(inputs), _as_tuples(targets)) if self._reading.workers else (inputs, targets)
 
     def _next(self) -> Any:
@@ -190,45 +198,62 @@ class Reader(Iterator[Rows]):
             self._life = None
 
 
+def sampler_of(dataset: MapDataset, train: TrainSection) -> tuple[Sampler, int]:
+    """Return what draws the samples of each step, and how many steps the run has."""
+    if isinstance(dataset, Streamed):
+        assert train.steps is not None  # build_data has seen to it
+        return StreamSampler(train.global_batch, block=dataset.shuffle, seed=train.seed), train.steps
+    sampler = EpochSampler(len(dataset), train.global_batch, seed=train.seed)  # type: ignore[arg-type]
+    return sampler, train.steps or (train.epochs or 0) * sampler.batches_per_epoch
+
+
 class Feed:
     """The batches of a run in the order of `sampler`. `share` gives this rank's part of a global batch of numbers; None on a rank
     that reads nothing."""
 
-    def __init__(
-        self, dataset: MapDataset, sampler: EpochSampler, share: Callable[[Tensor], Tensor | None], reading: Reading
-    ) -> None:
+    def __init__(self, dataset: MapDataset, sampler: Sampler, share: Callable[[Tensor], Tensor | None], reading: Reading) -> None:
         self.dataset, self.sampler, self.share, self.reading = dataset, sampler, share, reading
+        self.bookmark: Bookmark | None = None  # of a stream, on ranks that read it
         self._state = sampler.state_dict()
 
-    def state_dict(self) -> SamplerState:
+    def state_dict(self) -> Any:
         """The place in the data after the batch that was given last, whatever is read ahead of it."""
         return self._state
 
-    def load_state_dict(self, state: SamplerState) -> None:
-        """Go on from there. ValueError if it is of other data."""
+    def load_state_dict(self, state: Any, bookmark: Bookmark | None = None) -> None:
+        """Go on from there, in a stream with the help of a bookmark. ValueError if it is of other data."""
+        if (state.get("kind") == "stream") != isinstance(self.dataset, Streamed):
+            was, now = ("a stream", "none") if state.get("kind") == "stream" else ("no stream", "one")
+            raise ValueError(
+                f"the checkpoint was saved over {was}, and the data are {now}: resume on the same data, or start anew"
+            )
         self.sampler.load_state_dict(state)
-        self._state = self.sampler.state_dict()
+        self._state, self.bookmark = self.sampler.state_dict(), bookmark
 
     @contextmanager
     def open(self, steps: int, what: Callable[[], str]) -> Iterator[Iterator[Batch]]:
         """The batches of the next `steps`. `what` says which is fetched now, for messages."""
-        drawn = deque[tuple[Tensor, SamplerState, int | None]]()
+        drawn = deque[tuple[Tensor, Any, int | None]]()
+        if isinstance(self.dataset, Streamed):
+            self.dataset.rewind(self.bookmark)
         try:
             with self.reading.open(self.dataset, self._ask(steps, drawn), what) as reader:
                 yield self._batches(drawn, reader)
         finally:
             self.sampler.load_state_dict(self._state)  # of what was read ahead, nothing was given
 
-    def _ask(self, steps: int, drawn: deque[tuple[Tensor, SamplerState, int | None]]) -> Iterator[Ask]:
+    def _ask(self, steps: int, drawn: deque[tuple[Tensor, Any, int | None]]) -> Iterator[Ask]:
         for numbers in islice(self.sampler.forever(), steps):
             state, size = self.sampler.state_dict(), size_for(self.dataset, numbers)
             drawn.append((numbers, state, size))
-            yield Ask.of(self.share(numbers), state["seed"], state["epoch"], size=size)
+            yield Ask.of(self.share(numbers), state["seed"], state.get("epoch", 0), size=size)
 
-    def _batches(self, drawn: deque[tuple[Tensor, SamplerState, int | None]], reader: Reader) -> Iterator[Batch]:
+    def _batches(self, drawn: deque[tuple[Tensor, Any, int | None]], reader: Reader) -> Iterator[Batch]:
         for inputs, targets in reader:
             numbers, self._state, size = drawn.popleft()
-            yield Batch(numbers, self._state["epoch"], inputs, targets, reader.seconds, size)
+            if reader.bookmark is not None:
+                self.bookmark = Bookmark.model_validate_json(reader.bookmark)
+            yield Batch(numbers, self._state.get("epoch", 0), inputs, targets, reader.seconds, size)
 
 
 def _as_it_is(value: Any) -> Any:
@@ -240,9 +265,12 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-def _begin_worker(alive: int, life: int, _: int) -> None:
+def _begin_worker(alive: int, life: int, whole: bool, _: int) -> None:
     """Signals are for the rank, which ends its workers when it has heeded them. They end with it, however it ends: they have its
-    sockets, too, by whose end other ranks see that it is gone."""
+    sockets, too, by whose end other ranks see that it is gone. `whole`: a stream is to give all its records to each worker, and
+    many give only a part where torch says that there are several workers."""
+    if whole:
+        torch.utils.data.get_worker_info = lambda: None
     for kind in (signal.SIGINT, signal.SIGTERM):
         signal.signal(kind, signal.SIG_IGN)
     os.close(life)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
+from hetpipe.building.streams.streamed import Streamed
 from hetpipe.documents.job import Job
 from hetpipe.documents.sections.loss import LossSection
 from hetpipe.files.messages import InputError
@@ -69,14 +70,15 @@ class WithLabels(Dataset[Any]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
-        return self._labelled(self.samples[index])
+        return self.labelled(self.samples[index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         many = getattr(self.samples, "__getitems__", None)
         found = many(indices) if many is not None else [self.samples[index] for index in indices]
-        return [self._labelled(each) for each in found]
+        return [self.labelled(each) for each in found]
 
-    def _labelled(self, sample: Any) -> Any:
+    def labelled(self, sample: Any) -> Any:
+        """A sample with its labels."""
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             return sample  # which is told where samples are read
         return self._with_labels(*sample)
@@ -114,14 +116,17 @@ class PaddedWithLabels(WithLabels):
         """A batch of this size, with labels."""
         return self._with_labels(*self.samples.padded(samples, size))
 
-    def _labelled(self, sample: Any) -> Any:
+    def labelled(self, sample: Any) -> Any:
+        """The sample as it is: its batch is given labels."""
         return sample
 
 
 def with_labels(splits: DataSplits, section: LossSection) -> DataSplits:
     """The same samples, with labels."""
 
-    def own(samples: Any) -> WithLabels:
+    def own(samples: Any) -> Any:
+        if isinstance(samples, Streamed):
+            return samples.then(WithLabels(samples, section.ignore_index).labelled)
         kind = PaddedWithLabels if isinstance(samples, Ragged) else WithLabels
         return kind(samples, section.ignore_index)
 

@@ -15,7 +15,6 @@ import torch
 
 from hetpipe.building.build import optimizer_factory
 from hetpipe.building.content import Content
-from hetpipe.building.data import SamplerState
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.best import Best
@@ -190,7 +189,7 @@ class RunState:
         """Go on from this, of a run of the same kind; `source`: for messages; `scheduled`: also where its schedule stands.
         InputError if the data are others."""
         try:
-            self.feed.load_state_dict(SamplerState(**state.sampler.model_dump()))  # type: ignore[typeddict-item]
+            self.feed.load_state_dict(state.sampler.model_dump(), state.stream)
         except ValueError as error:
             raise InputError(f"{source}: {error}") from error
         if self.scheduler is not None and scheduled:
@@ -303,12 +302,20 @@ class Saved:
             "job": self._identity(),
             **numbers_key(self._numbers),
             **self.run.plain(),
+            **self._stream(),
         }
         begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, engine.shard)
         best = self.run.best.saved
         saved = begun.finish(self.section.keep, spared=name_of(best.step) if best is not None else None)
         resumes_from(f"step {step}, {saved}")
         return saved
+
+    def _stream(self) -> dict[str, Any]:
+        """The key of a bookmark of the stream that is read, from a rank that reads it. Collective if the data are a stream."""
+        if self.content.samples is not None:
+            return {}
+        mark = next((mark for mark in self.run.engine.world.gather(self.run.feed.bookmark) if mark is not None), None)
+        return {"stream": mark.model_dump(mode="json") if mark is not None else None}
 
 
 def resumed(newest: Path | Stored, step: int, total: int, best: Best | None = None) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from torch import Tensor
 
 from hetpipe.building.content import Content
+from hetpipe.building.streams.records import Bookmark
 from hetpipe.checkpoints.best import SavedBest
 from hetpipe.checkpoints.digests import Digest, Written, digest_of
 from hetpipe.checkpoints.schedule import Scheduled, state_differences
@@ -118,17 +119,35 @@ class EpochPosition(Strict):
         return self
 
 
-SamplerPosition = EpochPosition  # a union by `kind` as soon as data may come in another way
+class StreamPosition(Strict):
+    """Where a StreamSampler stands: `position` records of the stream have been seen."""
+
+    kind: Literal["stream"]
+    seed: Seed
+    block: Positive
+    position: Count
+
+
+def _kind_of(value: Any) -> str:
+    said = value.get("kind", "epochs") if isinstance(value, Mapping) else getattr(value, "kind", "epochs")
+    return said if isinstance(said, str) else "epochs"
+
+
+SamplerPosition = Annotated[
+    Annotated[EpochPosition, Tag("epochs")] | Annotated[StreamPosition, Tag("stream")], Discriminator(_kind_of)
+]
 
 
 class TrainerState(SavedState):
     """Of a job's run: its place in the data, optimizer and schedule. `loss` is that of the last step; `job` is what the run
-    depended on (see `resume`), `data` what was in its data; `evaluated` is given once evaluations were compared."""
+    depended on (see `resume`), `data` what was in its data; `stream` is given where these are a stream;
+    `evaluated` is given once evaluations were compared."""
 
     loss: Number | None = None
     evaluated: SavedBest | None = None
     data: Content | None = None
     sampler: SamplerPosition
+    stream: Bookmark | None = None
     optimizer: Name
     scheduler: Name | None
     scheduler_state: dict[str, Any] | None

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from hetpipe.building.build import build_scheduler, optimizer_factory
-from hetpipe.building.data import EpochSampler, Ragged
-from hetpipe.building.feed import Batch, Feed, Reading
+from hetpipe.building.data import Ragged
+from hetpipe.building.feed import Batch, Feed, Reading, sampler_of
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.documents.job import Job
 from hetpipe.documents.profiles.lengths import LengthFactor
@@ -67,9 +67,8 @@ class Loop:
         convert = partial(as_type, name=job.train.dtype)
         reads = engine.is_first or engine.is_last
         self.reading = Reading(convert=convert, workers=job.data.workers if reads else 0, pinned=engine.device.type == "cuda")
-        sampler = EpochSampler(len(session.data.train), job.train.global_batch, seed=job.train.seed)  # type: ignore[arg-type]
+        sampler, self.total = sampler_of(session.data.train, job.train)
         self.feed = Feed(session.data.train, sampler, self._own, self.reading)
-        self.total = job.train.steps or job.train.epochs * sampler.batches_per_epoch  # type: ignore[operator]
         begin = job.train.scheduler.from_step if job.train.scheduler is not None else 0
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total - begin)
         if engine.world.is_main:
