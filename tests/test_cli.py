@@ -181,12 +181,10 @@ def test_profile_then_train_as_a_new_user_types_them(run: Command, folder: Folde
     summary = json.loads(run(*use, "--json").out)
     assert (summary["steps"], len(summary["losses"])) == (3, 3)
     assert summary["losses"] == folder.read("log/summary.json")["losses"]
-    shown = run(*use, "--plan", "log/plan.json", "--verbose")
+    shown = run(*use, "--plan", "log/plan.json", "--verbose", "--set", "log=")
     assert (shown.code, "test accuracy" in shown.out, "busy" in shown.out) == (0, True, True)
-    assert (
-        f"in {folder.path}/log: report.html, loss.svg, plan.json, profile.json, metrics.jsonl, trace.json, summary.json\n"
-        in shown.out
-    )
+    assert "this job has no section 'log', so its log goes to runs/job" in shown.err
+    assert "in runs/job: report.html, loss.svg, plan.json, profile.json, metrics.jsonl, trace.json, summary.json\n" in shown.out
 
     def wrong(code: int, message: str, *settings: str) -> None:
         said = run(*use, *(part for setting in settings for part in ("--set", setting)))

@@ -324,7 +324,8 @@ def train(
 ) -> None:
     """Train a job. On one machine the command starts the ranks itself; on several, start it under torchrun on each."""
     check_environment()
-    job = Job.read(job_file, settings or ())
+    asked = Job.read(job_file, settings or ())
+    job = asked.with_log(job_file)
     registry.check_names(job)
     if plan is not None:
         job = job.model_copy(update={"plan": job.plan.model_copy(update={"file": str(plan)})})
@@ -334,6 +335,8 @@ def train(
         _say_job(job_file, job)
         if planned_on is not None:
             _note_links(planned_on)
+        if asked.log is None and job.log is not None:
+            say(f"this job has no section 'log', so its log goes to {job.log.folder}")
         if job.checkpoint is None:
             say(
                 "this job has no section 'checkpoint', so nothing will be saved. To save, write "

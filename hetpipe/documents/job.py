@@ -225,6 +225,12 @@ class Job(Document):
         }
         return job.model_copy(update=found)
 
+    def with_log(self, file: str | Path) -> Job:
+        """The job with a log: if it names no folder for that, in one in `runs` that is called like the job's file."""
+        if self.log is not None:
+            return self
+        return self.model_copy(update={"log": LogSection(folder=str(Path("runs") / Path(file).stem))})
+
     def check_files(self) -> Cluster | None:
         """Read the cluster, profile and plan files and compare them, so that a fault is found before anything starts. The cluster
         with the profile's links, where both are files."""
