@@ -3,18 +3,20 @@ the forwards of evaluation."""
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, RowShapes, Tensors, Wanted, as_tuple, as_value, batch_size, evaluating, row_shapes
+from hetpipe.layers.model import Model, RowShapes, Tensors, Wanted, as_tuple, as_value, batch_size, evaluating, row_shapes, select
 from hetpipe.layers.numbers import callers_autocast, computing
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.untouched.randomness import drawing
@@ -203,6 +205,31 @@ class ForwardEngine(Holder, ABC):
         loss, weight, hits, count = self.world.sum(sums)
         return Evaluation(loss / (weight or 1.0), hits / max(1.0, count) if metric is not None else None, weight, count)
 
+    def evaluate_all(self, loader: Iterable[tuple[Tensors, Tensors]], metric: Metric | None = None) -> Evaluation:
+        """The mean loss (and metric, see `evaluate`) of all batches of a loader, on every rank. Every rank gives the same whole
+        batches (inputs, targets), of any number of samples, of which this takes its part. InputError on every rank if the loader
+        gives none, or ranks are given other numbers of samples. Collective."""
+        losses, weight, hits, count, batches = 0.0, 0.0, 0.0, 0.0, iter(loader)
+        for number in itertools.count(1):
+            inputs, targets = map(_as_given, next(batches, (None, None)))
+            sizes = self.world.gather(batch_size(inputs) if inputs is not None else 0)
+            if len(set(sizes)) > 1:
+                told = ", ".join(f"rank {rank}: {size}" for rank, size in zip(self.world.ranks, sizes, strict=True))
+                raise InputError(
+                    f"batch {number} of the loader has other numbers of samples on other ranks ({told}; 0: there is none). Give "
+                    "every rank a loader of the same batches"
+                )
+            if inputs is None or targets is None:
+                break
+            for first in range(0, sizes[0], self.plan.global_batch):
+                rows = slice(first, first + self.plan.global_batch)
+                part = self.evaluate(self.share(select(inputs, rows)), self.share(select(targets, rows)), metric)
+                losses, weight = losses + part.loss * part.weight, weight + part.weight
+                hits, count = hits + (part.metric or 0.0) * part.counted, count + part.counted
+        if number == 1:
+            raise InputError("the loader gives no batches, so there is nothing to evaluate")
+        return Evaluation(losses / (weight or 1.0), hits / (count or 1.0) if metric is not None else None, weight, count)
+
     def forward_only(
         self, inputs: Tensors | None, targets: Tensors | None, score: Callable[[Tensors, Wanted], None] = lambda *_: None
     ) -> None:
@@ -212,7 +239,9 @@ class ForwardEngine(Holder, ABC):
             total = self._agree(inputs, targets)
             total.check_ends()
             sizes = self._sizes(total)
-            wanted = self.loss.wanted(targets, sizes, self._devices[-1]) if targets is not None and self.is_last else []
+            wanted: list[Wanted] = []
+            if sizes and targets is not None and self.is_last:
+                wanted = list(self.loss.wanted(targets, sizes, self._devices[-1]))
             self._forward(sizes, inputs, lambda output, i: score(output, wanted[i]))
 
     def __call__(self, inputs: Tensors | None) -> Tensors | None:
@@ -287,3 +316,8 @@ class ForwardEngine(Holder, ABC):
                 sums[3] += count
 
         return score
+
+
+def _as_given(part: Any) -> Any:
+    """A DataLoader makes lists of tuples."""
+    return tuple(part) if isinstance(part, list) else part
