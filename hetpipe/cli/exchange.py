@@ -24,11 +24,14 @@ def export_command(
     cluster: Annotated[
         Path | None, typer.Option(help="The cluster, with hosts, nodes and types of the devices: cluster.yaml.")
     ] = None,
-    blocks: Annotated[str | None, typer.Option(help="megatron: the layers that are transformer blocks, as LO:HI.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the script.")] = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option(help="The layers that are transformer blocks, as LO:HI; by default all but the first and the last."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a plan as the launch arguments of another system that come closest to it, and say what is lost."""
+    """Write a plan as the arguments or the configuration of another system that come closest to it, and say what is lost."""
     from hetpipe.exchange.export import export as run
     from hetpipe.exchange.export import parse_blocks
 

@@ -8,9 +8,9 @@ import shlex
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.plan import Plan
-from hetpipe.exchange.export.places import devices_by_rank, few, launches
-from hetpipe.exchange.export.script import Export, header
-from hetpipe.exchange.export.shape import nearest_shape, unequal_devices
+from hetpipe.exchange.grid.places import by_stage, devices_by_rank, few, launches
+from hetpipe.exchange.grid.script import SHEBANG, Export, header
+from hetpipe.exchange.grid.shape import nearest_shape, unequal_devices
 
 
 def export_deepspeed(plan: Plan, cluster: Cluster | None) -> Export:
@@ -19,18 +19,18 @@ def export_deepspeed(plan: Plan, cluster: Cluster | None) -> Export:
     shape = nearest_shape(plan, lost)
     unequal_devices(plan, cluster, lost)
     tp, pp, dp = shape.tp, shape.pp, shape.dp
-    order, wrong = devices_by_rank(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=True)
+    order, wrong = devices_by_rank(plan, by_stage(shape), sort=True)
     lost += few(wrong)
-    counts = [b - a for a, b in zip(shape.ends, shape.ends[1:], strict=False)]
+    counts = shape.counts()
     if max(counts) - min(counts) > 1:
         lost.append(
-            f"given cuts: partition_method knows uniform, parameters and type:REGEX, not the plan's {counts} layers per stage "
-            "(override PipelineModule._partition_layers to have them)"
+            f"given cuts: partition_method knows uniform, parameters and type:REGEX, not the plan's {list(counts)} layers per "
+            "stage (override PipelineModule._partition_layers to have them)"
         )
     config = {
         "train_batch_size": shape.batch,
         "train_micro_batch_size_per_gpu": shape.micro,
-        "gradient_accumulation_steps": shape.batch // (shape.micro * dp),
+        "gradient_accumulation_steps": shape.microbatches,
         "zero_optimization": {"stage": 0},
     }
     module = (
@@ -46,6 +46,7 @@ def export_deepspeed(plan: Plan, cluster: Cluster | None) -> Export:
     nodes = launches(order, cluster)
     include = "@".join(f"{launch.host}:{','.join(map(str, launch.indices))}" for launch in nodes)
     text = [
+        SHEBANG,
         *header(plan, "DeepSpeed", lost, assumed),
         "cat > hostfile <<'END'",
         *(f"{launch.host} slots={max(launch.indices) + 1}" for launch in nodes),

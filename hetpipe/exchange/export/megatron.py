@@ -10,9 +10,10 @@ import re
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.plan import Plan
-from hetpipe.exchange.export.places import devices_by_rank, few, launches
-from hetpipe.exchange.export.script import Export, cases, header, start
-from hetpipe.exchange.export.shape import Shape, nearest_shape, unequal_devices
+from hetpipe.exchange.grid.names import assumed_blocks
+from hetpipe.exchange.grid.places import by_replica, by_stage, devices_by_rank, few, launches
+from hetpipe.exchange.grid.script import SHEBANG, Export, cases, header, start
+from hetpipe.exchange.grid.shape import Shape, block_range, nearest_shape, unequal_devices
 from hetpipe.files.messages import InputError, shown
 
 
@@ -31,14 +32,12 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
     lost: list[str] = []
     shape = nearest_shape(plan, lost)
     unequal_devices(plan, cluster, lost)
-    lo, hi = blocks or ((1, plan.layer_count - 1) if plan.layer_count > 2 else (0, plan.layer_count))
-    if not 0 <= lo < hi <= plan.layer_count:
-        raise InputError(f"--blocks {lo}:{hi} is outside of the plan's {plan.layer_count} layers")
+    lo, hi = block_range(plan, blocks)
     tp, pp, dp = shape.tp, shape.pp, shape.dp
-    by_replica = devices_by_rank(plan, shape, lambda g: (g // (tp * pp), g // tp % pp), sort=False)
-    by_stage = devices_by_rank(plan, shape, lambda g: (g // tp % dp, g // (tp * dp)), sort=False)
-    pp_first = len(by_replica[1]) < len(by_stage[1])
-    order, wrong = by_replica if pp_first else by_stage
+    pipelines_together = devices_by_rank(plan, by_replica(shape), sort=False)
+    stages_together = devices_by_rank(plan, by_stage(shape), sort=False)
+    pp_first = len(pipelines_together[1]) < len(stages_together[1])
+    order, wrong = pipelines_together if pp_first else stages_together
     lost += few(wrong)
     arguments = [
         f"--tensor-model-parallel-size {tp}",
@@ -51,7 +50,7 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
         *(["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * shape.recompute),
     ]
     assumed = [
-        f"layers {lo} to {hi - 1} are transformer blocks, those before belong to the embedding, those after to the head",
+        assumed_blocks((lo, hi)),
         f"data-parallel size {dp}: Megatron-LM derives it from the number of processes; schedule 1F1B, not interleaved",
     ]
     nodes = launches(order, cluster)
@@ -60,6 +59,7 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
         for i, launch in enumerate(nodes)
     ]
     text = [
+        SHEBANG,
         *header(plan, "Megatron-LM", lost, assumed),
         "PLAN=(",
         *(f"  {argument}" for argument in arguments),
@@ -72,7 +72,7 @@ def export_megatron(plan: Plan, cluster: Cluster | None, blocks: tuple[int, int]
 
 def _split(shape: Shape, lo: int, hi: int) -> list[str]:
     """Nothing for equal stages; flags for an unequal first and last one; else the layout of all stages."""
-    counts = [max(0, min(b, hi) - max(a, lo)) for a, b in zip(shape.ends, shape.ends[1:], strict=False)]
+    counts = shape.counts(lo, hi)
     if len(set(counts)) == 1:
         return []
     inner = set(counts[1:-1])

@@ -6,8 +6,8 @@ from collections import Counter
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.plan import Plan
-from hetpipe.exchange.export.places import launches
-from hetpipe.exchange.export.script import Export, cases, header, start
+from hetpipe.exchange.grid.places import launches
+from hetpipe.exchange.grid.script import SHEBANG, Export, cases, header, start
 
 
 def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:
@@ -33,5 +33,5 @@ def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:
     lines = [
         (launch, f"{start(launch, i, nodes, False)} -m hetpipe train JOB.yaml --plan PLAN.json") for i, launch in enumerate(nodes)
     ]
-    text = "\n".join([*header(plan, "torchrun", lost, assumed), *cases(lines)]) + "\n"
+    text = "\n".join([SHEBANG, *header(plan, "torchrun", lost, assumed), *cases(lines)]) + "\n"
     return Export(target="torchrun", text=text, lost=tuple(lost))

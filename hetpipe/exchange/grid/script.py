@@ -1,4 +1,4 @@
-"""The shell script of an export: its header, in words, and a line for each node."""
+"""The text of an export: its header, in words, and a line for each node."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpipe.documents.plan import Plan
-from hetpipe.exchange.export.places import Launch
+from hetpipe.exchange.grid.places import Launch
 from hetpipe.files.messages import counted
+
+SHEBANG = "#!/usr/bin/env bash"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """`text` is a shell script; `lost` what the target cannot express of the plan, a sentence each."""
+    """`text` is the file that the target reads; `lost` what the target cannot express of the plan, a sentence each."""
 
     target: str
     text: str
@@ -21,10 +23,9 @@ class Export:
 
 
 def header(plan: Plan, system: str, lost: Sequence[str], assumed: Sequence[str] = ()) -> list[str]:
-    """Comments: what this is, what is lost, and what is assumed."""
+    """Comments, for any format that has `#`: what this is, what is lost, and what is assumed."""
     size = f"{counted(len(plan.replicas), 'replica')}, {counted(len(plan.device_ids), 'device')}"
     lines = [
-        "#!/usr/bin/env bash",
         f"# {system}: what comes closest to this plan of {plan.partitioner!r} for model {plan.model!r}",
         f"# ({size}, {plan.global_batch} samples a step).",
     ]
@@ -43,6 +44,11 @@ def cases(lines: Sequence[tuple[Launch, str]]) -> list[str]:
         found.append(f"  {shlex.quote(launch.node)}) {line} ;;")
     usage = shlex.quote(f"give a node: {' '.join(launch.node for launch, _ in lines)}")
     return [*found, f"  *) echo {usage} >&2; exit 2 ;;", "esac"]
+
+
+def starts(nodes: Sequence[Launch], program: str) -> list[str]:
+    """Comments, for formats that start nothing: the command of each node."""
+    return ["# Start:", *(f"#   on {launch.node}: {start(launch, i, nodes, True)} {program}" for i, launch in enumerate(nodes))]
 
 
 def start(launch: Launch, number: int, all_: Sequence[Launch], visible: bool) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.plan import Plan
-from hetpipe.exchange.export.shape import Shape
+from hetpipe.exchange.grid.shape import Shape
 
 LISTED_DEVICES = 8  # devices listed one by one
+Place = tuple[int, int, int]  # replica, stage, and number in a tensor-parallel group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +32,25 @@ def launches(ids: Sequence[str], cluster: Cluster | None) -> list[Launch]:
     return [Launch(node=node, host=hosts.get(node, node), indices=tuple(found)) for node, found in by_node.items()]
 
 
-def devices_by_rank(
-    plan: Plan, shape: Shape, role: Callable[[int], tuple[int, int]], *, sort: bool
-) -> tuple[list[str], list[str]]:
-    """Devices in the order of their ranks when the system gives rank g the (replica, stage) `role(g)`, and what then
-    differs from the plan. Ranks count through nodes, so a node's devices stay together; `sort`: and ascend."""
+def by_stage(shape: Shape) -> list[Place]:
+    """Ranks count through the devices of a stage, then its replicas, then the stages."""
+    return [(r, s, t) for s in range(shape.pp) for r in range(shape.dp) for t in range(shape.degrees[s])]
+
+
+def by_replica(shape: Shape) -> list[Place]:
+    """Ranks count through the devices of a stage, then the stages of a replica, then the replicas."""
+    return [(r, s, t) for r in range(shape.dp) for s in range(shape.pp) for t in range(shape.degrees[s])]
+
+
+def devices_by_rank(plan: Plan, wish: Sequence[Place], *, sort: bool) -> tuple[list[str], list[str]]:
+    """Devices in the order of their ranks when the system gives rank g the place `wish[g]`, and what then differs from the
+    plan. Ranks count through nodes, so a node's devices stay together; `sort`: and ascend."""
     where = {
         (r, s, t): device
         for r, replica in enumerate(plan.replicas)
         for s, stage in enumerate(replica.stages)
         for t, device in enumerate(stage.devices)
     }
-    wish = [(*role(g), g % shape.tp) for g in range(shape.tp * shape.pp * shape.dp)]
     ids = [where[w] for w in wish if w in where]
     spare = [d for d in plan.device_ids if d not in ids]
     ids += spare[: len(wish) - len(ids)]
