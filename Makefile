@@ -10,7 +10,7 @@
 # make check   lint and test: what CI runs
 # make docs    the documentation as a site, in build/site; fails where a link leads nowhere (installs the extra `docs` first)
 # make pictures   the pictures of docs/: those that `hetpipe show` draws, and that of the bound
-# make screenshots   those of reports in docs/, with Chromium, of what `make demo` left and of configs/bert-large
+# make screenshots   those of reports in docs/, with Chromium, of what `make demo` left and of configs/bert-large, and that of TensorBoard
 # make test-torch TORCH=2.8.0   the runtime's tests on another release of torch, in an environment of its own (CUDA builds take 4 GB)
 # make test-matrix   test-torch on Python 3.11, 3.12 and 3.13, each with the oldest torch and the one of constraints.txt; leaves out a Python that is not there
 # make clean   removes what building and running left behind, but for .venv

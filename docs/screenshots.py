@@ -1,4 +1,4 @@
-"""Screenshots of reports for the documentation, and the demo's plan as a picture.
+"""Screenshots of reports and of TensorBoard for the documentation, and the demo's plan as a picture.
 
     make demo screenshots    # or: python docs/screenshots.py [FOLDER], the demo's log folder (runs/demo)
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import io
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from PIL import Image
 
@@ -31,6 +33,10 @@ from hetpipe.study.study import Study
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES, EXAMPLE = ROOT / "docs" / "pictures", ROOT / "configs" / "bert-large"
+JOB = ROOT / "configs" / "jobs" / "demo.yaml"
+CURVES = ("train.steps=40", "train.evaluate_samples=", "evaluate={every_steps: 5, samples: 48}")  # what the page says of them
+CARDS = "loss|memory_bytes/n0/0"  # a pattern of TensorBoard's tags: four cards
+DRAWN_MILLISECONDS = 8000  # TensorBoard has no sign that its cards are drawn
 WIDTHS, SCHEMES = (1280, 400), ("light", "dark")
 FLAGS = (
     "--no-sandbox",
@@ -78,6 +84,27 @@ def shown(demo: Path) -> Iterator[tuple[str, Study]]:
     )
 
 
+def small(taken: bytes, picture: Path) -> None:
+    """Keep a screenshot with few colours, and so few bytes."""
+    image = Image.open(io.BytesIO(taken)).convert("RGB")
+    image.quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(picture, optimize=True)
+
+
+def curves(browser: Any, folder: Path) -> None:
+    """Train the demo's job with a log for TensorBoard, start TensorBoard on it, and take its cards."""
+    log = f"log={{folder: {folder}, every_steps: 1, to: [tensorboard]}}"
+    words = [word for setting in (*CURVES, log) for word in ("--set", setting)]
+    subprocess.run([sys.executable, "-m", "hetpipe", "train", str(JOB), *words], cwd=ROOT, check=True)
+    board = import_module("tensorboard.program").TensorBoard()
+    board.configure(argv=[None, "--logdir", str(folder), "--host", "127.0.0.1", "--port", "0", "--load_fast", "false"])
+    page = browser.new_page(viewport={"width": 1280, "height": 1040})
+    page.goto(f"{board.launch()}?darkMode=false&smoothing=0&tagFilter={CARDS}#timeseries")
+    page.get_by_role("button", name="Close").first.click()  # the settings, which cover a fifth
+    page.wait_for_timeout(DRAWN_MILLISECONDS)
+    small(page.screenshot(), PICTURES / "tensorboard.png")
+    page.close()
+
+
 def main(demo: Path) -> None:
     """Draw, and take them."""
     found = chromium()
@@ -94,10 +121,9 @@ def main(demo: Path) -> None:
                 for scheme in SCHEMES:
                     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
                     page.goto(report.as_uri())
-                    taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-                    small = taken.convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-                    small.save(PICTURES / f"report-{name}-{width}-{scheme}.png", optimize=True)
+                    small(page.screenshot(full_page=True), PICTURES / f"report-{name}-{width}-{scheme}.png")
                     page.close()
+        curves(browser, Path(folder) / "curves")
         browser.close()
 
 
