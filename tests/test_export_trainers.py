@@ -69,7 +69,9 @@ def read_torchtitan(found: Export, blocks: int) -> Read:
         assert (stages[0][0], stages[-1][-2:]) == ("tok_embeddings", ["norm", "lm_head"])
         micro = int(given["parallelism.pipeline_parallel_microbatch_size"])
         assert local % micro == 0
-        assert given["parallelism.pipeline_parallel_schedule"] == ("1F1B" if local // micro >= pp else "GPipe")
+        few = local // micro < pp
+        assert given["parallelism.pipeline_parallel_schedule"] == ("GPipe" if few else "1F1B")
+        assert any(item.startswith("1F1B: torch's wants") for item in found.lost) == few
         counts = blocks_in(stages, "layers.")
     return Read(dp, pp, int(given["parallelism.tensor_parallel_degree"]), counts, micro, batch // (dp * micro), batch)
 
@@ -177,6 +179,21 @@ def test_a_plan_of_which_nothing_would_be_left_is_refused(plan: Plan, target: st
         with pytest.raises(InputError, match=f"{reason}") as raised:
             export(plan, target, cluster=ALIKE)
         assert "`hetpipe train JOB.yaml --plan PLAN` runs the plan as it is" in str(raised.value)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_device_map_gives_each_card_the_layers_of_its_stage(data: st.DataObject) -> None:
+    """One pipeline on the cards of one node, in any order."""
+    L = data.draw(st.integers(3, 9))
+    cuts = sorted(data.draw(st.sets(st.integers(1, L - 1), max_size=3)))
+    cards = data.draw(st.permutations(range(len(cuts) + 1)))
+    stages = [(a, b, f"n0/{card}") for (a, b), card in zip(pairwise([0, *cuts, L]), cards, strict=True)]
+    card_of = device_map_of(export(make_plan(([2, 2], stages)), "accelerate"))
+    expected = [card for (a, b, _), card in zip(stages, cards, strict=True) for i in range(a, b) if 0 < i < L - 1]
+    assert [card_of.pop(f"model.layers.{i}") for i in range(L - 2)] == expected
+    first, last = cards[0], cards[-1]
+    assert card_of == {"model.embed_tokens": first, "model.rotary_emb": first, "model.norm": last, "lm_head": last}
 
 
 class TestTorchtitan:

@@ -19,6 +19,8 @@ def export_torchtitan(plan: Plan, cluster: Cluster | None, blocks: tuple[int, in
     one_depth(plan, "torchtitan")
     lost: list[str] = []
     shape = nearest_shape(plan, lost)
+    if shape.microbatches < shape.pp:
+        lost.append(f"1F1B: torch's wants as many micro-batches as stages, but there are {shape.microbatches}; here GPipe")
     unequal_devices(plan, cluster, lost)
     order, wrong = devices_by_rank(plan, by_stage(shape), sort=False)
     lost += few(wrong)
@@ -55,7 +57,6 @@ def _options(shape: Shape, blocks: tuple[int, int]) -> list[str]:
     if shape.pp > 1:
         stages = modules_of_stages(shape, blocks, TORCHTITAN)
         options |= {
-            # torch's 1F1B refuses fewer micro-batches than stages
             "parallelism.pipeline_parallel_schedule": "1F1B" if shape.microbatches >= shape.pp else "GPipe",
             "parallelism.pipeline_parallel_microbatch_size": shape.micro,
             "parallelism.module_fqns_per_model_part": " ".join(",".join(stage) for stage in stages),
