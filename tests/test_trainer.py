@@ -164,7 +164,7 @@ def test_as_many_samples_are_evaluated_as_a_few_steps_train_unless_all_are_asked
     said = io.StringIO()
     Console(file=said, width=100).print(train_table(found))
     assert "(48 of 60 samples;" in said.getvalue()
-    assert "train.evaluate_samples=all takes all" in said.getvalue()
+    assert "evaluate.samples=all takes all" in said.getvalue()
     found = alone(file, "train.steps=1", "train.evaluate_samples=all")
     assert found.evaluation is not None
     assert found.evaluation.weight == 60

@@ -52,7 +52,7 @@ def _evaluation_rows(result: TrainResult) -> Iterator[tuple[str, str]]:
     if result.evaluations:
         last = result.evaluations[-1]
         some = f" of {last.test_samples}" if last.samples < last.test_samples else ""
-        more = "; train.evaluate_samples=all takes all" if some else ""
+        more = "; evaluate.samples=all takes all" if some else ""
         yield "test loss", f"{last.loss:.4f} ({last.samples}{some} samples{more})"
         if last.perplexity is not None:
             yield "test perplexity", f"{last.perplexity:.4g}"
