@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ CARDS = {
     "p40": (3.28, 24),
     "t4": (3.70, 16),
 }
+TIMES = {card: milliseconds for card, (milliseconds, _) in CARDS.items()}
 PROCESSORS = 0.8  # of two, that the devices of a cluster use together: more, and those that compute at once slow each other
 AMPLE = 2 * 2**30
 
@@ -94,12 +95,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def cluster_document(mix: Mix, memory: dict[str, int] | None = None) -> dict[str, Any]:
-    """The cluster of emulated devices. Their speeds are to each other as the cards' are, and such that together they use
+def cluster_document(mix: Mix, memory: Mapping[str, int] | None = None, times: Mapping[str, float] = TIMES) -> dict[str, Any]:
+    """The cluster of emulated devices. Their `times` are to each other as the cards' are, and such that together they use
     `PROCESSORS` of this machine. `memory`: bytes of each card; by default ample."""
-    base = sum(1 / CARDS[card][0] for card in mix.cards) / PROCESSORS
+    base = sum(1 / times[card] for card in mix.cards) / PROCESSORS
     types = {
-        card: {"memory": (memory or {}).get(card, AMPLE), "emulate": {"slowdown": round(base * CARDS[card][0], 3)}}
+        card: {"memory": (memory or {}).get(card, AMPLE), "emulate": {"slowdown": round(base * times[card], 3)}}
         for card in dict.fromkeys(mix.cards)
     }
     nodes = [{"name": f"n{i}", "devices": node} for i, node in enumerate(mix.nodes)]

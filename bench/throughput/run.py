@@ -59,12 +59,13 @@ BATCH = 24
 
 class Ran(NamedTuple):
     """Seconds of steps, predicted seconds, and per device measured and predicted peak bytes; the part of the steps by which
-    emulated devices were late."""
+    emulated devices were late; the loss of each step."""
 
     seconds: list[float]
     predicted: float
     peaks: dict[str, tuple[int, int]]
     overrun: float
+    losses: list[float]
 
 
 def trained(job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profile: Profile, rounds: int) -> dict[str, list[Ran]]:
@@ -83,7 +84,7 @@ def trained(job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profi
             if engine.world.is_main:
                 predicted = with_footprint(simulate(plan, profile, session.cluster), plan, profile, session.cluster)
                 peaks = {d: (peak, predicted.peak_bytes[d]) for d, peak in result.peak_bytes.items()}
-                row = Ran(result.steady_seconds, predicted.step_seconds, peaks, result.overrun_fraction)
+                row = Ran(result.steady_seconds, predicted.step_seconds, peaks, result.overrun_fraction, result.losses)
                 found.setdefault(name, []).append(row)
     return found
 
