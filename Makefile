@@ -3,8 +3,8 @@
 # make test    the tests
 # make test-all   the tests, and those that take long: every page of the documentation, every trainer of examples/, more restarts and searches
 # make coverage   which part of the product's lines and branches the tests run, ranks included: a third longer than make test
-# make bench   hetpipe beside other ways to train, and ratios beside those kept: about an hour on two idle cores
-# make bench-quick   a part of that, in 5 minutes
+# make bench   hetpipe beside other ways to train, and ratios beside those kept: an hour and a quarter on two idle cores
+# make bench-quick   a part of that, in 6 minutes
 # make lint    ruff, mypy and the floors of the house (import-linter)
 # make rooms   the picture of the rooms in CONTRIBUTING.md, as they are
 # make check   lint and test: what CI runs
@@ -88,14 +88,16 @@ BENCHED = build/bench
 bench: setup
 	mkdir -p $(BENCHED)
 	$(PY) -m bench.throughput.run --rounds 1 --readme -o $(BENCHED)/throughput.json
+	$(PY) -m bench.finetune.run --rounds 1 -o $(BENCHED)/finetune.json
 	$(PY) -m bench.overhead.run --rounds 7 --block-seconds 0.6 --readme --json > $(BENCHED)/overhead.json
 	$(PY) -m bench.convergence.run --readme -o $(BENCHED)/convergence.json
 	$(PY) -m bench.scale.run --readme -o $(BENCHED)/scale.json
-	$(PY) -m bench.check $(BENCHED)/throughput.json $(BENCHED)/overhead.json
+	$(PY) -m bench.check $(BENCHED)/throughput.json $(BENCHED)/finetune.json $(BENCHED)/overhead.json
 
 bench-quick: setup
 	mkdir -p $(BENCHED)
 	$(PY) -m bench.throughput.run --rounds 1 --models gpt --only "4×T4" -o $(BENCHED)/throughput.json
+	$(PY) -m bench.finetune.run --quick
 	$(PY) -m bench.overhead.run --models gpt --rounds 3 --block-seconds 0.6 --json > $(BENCHED)/overhead.json
 	$(PY) -m bench.check $(BENCHED)/throughput.json $(BENCHED)/overhead.json
 
