@@ -121,7 +121,7 @@ def both_cases(mix: Mix, seconds: float, rounds: int, quick: bool) -> list[dict[
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model, one round, the first cluster.")] = False,
     only: Annotated[str, typer.Option(help="Clusters, with commas between them.")] = ",".join(NAMES),
-    seconds: Annotated[float, typer.Option(min=0.001, help="That a run's steps take at least, without the first two.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.001, help="That a run's steps take at least, without the first two.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each way, in turn.")] = 3,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all figures as JSON.")] = None,
     readme: Annotated[bool, typer.Option("--readme", help="Put tables and picture into the documentation.")] = False,
