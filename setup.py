@@ -103,7 +103,7 @@ setup(
         "text": ["transformers>=5", "jinja2>=3.1", "datasets>=3"],
         "pipes": ["fairscale==0.4.13", "torchgpipe==0.0.7"],
         "docs": ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=1.0"],
-        "trainers": ["accelerate>=1.15", "lightning>=2.6", "transformers>=5"],
+        "trainers": ["accelerate>=1.15", "lightning>=2.6", "transformers>=5", "trl>=1.16"],
     },
     entry_points={"console_scripts": ["hetpipe = hetpipe.__main__:main"]},
     zip_safe=False,

@@ -61,6 +61,9 @@ def test_preferences_are_asked_for_by_their_method(tmp_path: Path) -> None:
     assert Job.parse(job, "the job").loss.prefers
     assert (job["data"]["name"], job["loss"], job["train"]["optimizer"]["lr"]) == ("preferences", {"name": "simpo"}, 5e-6)
     assert "pack" not in job["data"]["args"]
+    job = drafted(found=found, method="reward")
+    assert (job["loss"], job["adapter"]["train_also"], job["train"]["optimizer"]["lr"]) == ({"name": "reward"}, ["head"], 1e-4)
+    assert "--method 'kto': it compares each answer with the mean of those beside it" in refusal(asked, method="kto")
     assert "these are preference data, from which" in refusal(kind_of, data=[data])
     plain = lines(tmp_path / "plain.jsonl", [{"prompt": "Hello!", "completion": "Yes."}])
     assert "no key chosen, beside which" in refusal(kind_of, data=[plain], preferences=True)

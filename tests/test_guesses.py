@@ -85,7 +85,7 @@ def test_every_key_of_the_file_is_tried() -> None:
 
 def test_a_key_has_one_answer() -> None:
     answer = {"answer": "write 'train: {steps: 5}'", "tried": {"job and train": ["max_steps"], "train": ["max_steps"]}}
-    twice = {"format": "hetpipe.guesses/1", "keys": [answer], "command_line": [], "arguments": {}, "optimizer": {}}
+    twice = {"format": "hetpipe.guesses/1", "keys": [answer], "command_line": [], "arguments": {}, "optimizer": {}, "losses": {}}
     with pytest.raises(InputError, match="top level: 'max_steps' has 2 answers under 'train'"):
         Guesses.parse(twice, "the file")
 

@@ -12,15 +12,16 @@ import yaml
 from torch import Tensor
 
 from hetpipe import InputError
-from hetpipe.building.build import build_data, build_layers
+from hetpipe.building.build import build_data, build_layers, build_loss
 from hetpipe.building.data import EpochSampler
 from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
+from hetpipe.hf.replay.classes import scoring
 from hetpipe.language.conversations import chat, preferences
 from hetpipe.language.preferred import Pairs
 from hetpipe.layers.device import one_thread
-from hetpipe.layers.losses.preference import dpo, simpo
+from hetpipe.layers.losses.preference import dpo, orpo, reward, simpo
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
@@ -29,8 +30,12 @@ from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere
 from hetpipe.training.trainer import Trainer
 from tests.support.chats import lines, refusal, tokenizer
+from tests.support.finetuning import exact_model
 from tests.support.jobs import Folder, train
 from tests.support.runs import trained
+
+import transformers  # isort: skip
+from peft import PeftModel  # isort: skip
 
 LAYERS = 4  # embedding, two layers, head
 MODEL: dict[str, Any] = {
@@ -73,12 +78,12 @@ def job_of(tmp_path: Path, words: str, plan: str, loss: dict[str, Any], **sectio
     data = {"name": "preferences", "args": {"file": file, "tokenizer": words, "test_fraction": 0.2}}
     section = train(global_batch=6, steps=4, scheduler=None, clip_norm=None, optimizer={"name": "SGD", "lr": 0.5})
     model = {"name": "causal_lm", "args": {**MODEL, "vocab_size": 400}}
-    sections = {"loss": loss, "train": section, "evaluate": {"every_steps": 2}, **sections}
-    return Folder(tmp_path).ready((2, 1), PLANS[plan], model=model, data=data, **sections)
+    sections = {"model": model, "loss": loss, "train": section, "evaluate": {"every_steps": 2}, **sections}
+    return Folder(tmp_path).ready((2, 1), PLANS[plan], data=data, **sections)
 
 
-def by_hand(file: Path, beta: float, gamma: float | None) -> list[float]:
-    """The same steps on one device, of logits, without any of the product's losses. `gamma`: of simpo; None: dpo."""
+def by_hand(file: Path, name: str, beta: float, gamma: float) -> list[float]:
+    """The same steps on one device, of logits, without any of the product's losses."""
     job = Job.read(file)
     plain = yaml.safe_load(file.read_text())
     plain["loss"], plain["data"] = {"name": "cross_entropy"}, {"name": "text"}
@@ -107,13 +112,15 @@ def by_hand(file: Path, beta: float, gamma: float | None) -> list[float]:
             each = []
             for number in next(batches).tolist():
                 found, counts = answers(data[number][0])
-                if gamma is None:
-                    gained = found - reference[number]
-                    lead = beta * (gained[0] - gained[1])
-                else:
-                    means = found / counts
-                    lead = beta * (means[0] - means[1]) - gamma
-                each.append((1 + (-lead).exp()).log())
+                means, gained = found / counts, found - reference[number]
+                odds = means.exp() / (1 - means.exp())
+                lead = {
+                    "dpo": beta * (gained[0] - gained[1]),
+                    "simpo": beta * (means[0] - means[1]) - gamma,
+                    "orpo": (odds[0] / odds[1]).log(),
+                }[name]
+                far = (1 + (-lead).exp()).log()
+                each.append(beta * far - means[0] if name == "orpo" else far)
             loss = torch.stack(each).mean()
             losses.append(loss.item())
             optimizer.zero_grad()
@@ -125,16 +132,20 @@ def by_hand(file: Path, beta: float, gamma: float | None) -> list[float]:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     ("loss", "beta", "gamma"),
-    [({"name": "dpo"}, 0.1, None), ({"name": "simpo", "beta": 2.0, "gamma": 0.3}, 2.0, 0.3)],
-    ids=["dpo", "simpo"],
+    [
+        ({"name": "dpo"}, 0.1, 0.0),
+        ({"name": "simpo", "beta": 2.0, "gamma": 0.3}, 2.0, 0.3),
+        ({"name": "orpo", "beta": 0.4}, 0.4, 0.0),
+    ],
+    ids=["dpo", "simpo", "orpo"],
 )
 def test_losses_are_those_of_one_device_by_hand(
-    loss: dict[str, Any], beta: float, gamma: float | None, plan: str, words: str, tmp_path: Path
+    loss: dict[str, Any], beta: float, gamma: float, plan: str, words: str, tmp_path: Path
 ) -> None:
     file = job_of(tmp_path, words, plan, loss)
-    found, truth = trained(file), by_hand(file, beta, gamma)
+    found, truth = trained(file), by_hand(file, loss["name"], beta, gamma)
     torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(truth), rtol=0, atol=1e-9)
-    if gamma is None:
+    if loss["name"] == "dpo":
         assert found.losses[0] == pytest.approx(math.log(2), abs=1e-12), "the model is its own reference at first"
         assert found.losses[-1] != pytest.approx(math.log(2), abs=1e-6)
     assert [record.step for record in found.evaluations] == [2, 4]
@@ -152,6 +163,35 @@ def test_with_adapters_the_reference_is_the_base(words: str, tmp_path: Path) -> 
     assert found[0][0] == pytest.approx(math.log(2), abs=1e-12)
     assert found[0] == pytest.approx(found[1], abs=1e-9)
     assert found[0][3] < found[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # that the score is drawn at random; and what peft has of transformers
+def test_a_reward_model_by_adapters(words: str, tmp_path: Path) -> None:
+    """The same under every plan; peft's own model, with what was exported, gives the scores of the best evaluation."""
+    base = exact_model(tmp_path / "base")
+    adapter = {"kind": "lora", "r": 4, "alpha": 8, "dropout": 0.0, "train_also": ["head"]}
+    model = {"name": "causal_lm", "args": {"weights": base}}
+    found = []
+    for plan in PLANS:
+        place = tmp_path / plan.replace(" ", "-")
+        place.mkdir()
+        kept = {"checkpoint": {"folder": str(place / "saved")}, "export": {"folder": str(place / "exported")}}
+        file = job_of(place, words, plan, {"name": "reward", "gamma": 0.1}, adapter=adapter, model=model, **kept)
+        found.append(trained(file))
+    for other in found[1:]:
+        torch.testing.assert_close(torch.tensor(other.losses), torch.tensor(found[0].losses), rtol=0, atol=1e-9)
+        assert other.evaluations[-1].accuracy == found[0].evaluations[-1].accuracy
+    whole = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float64)
+    loaded, pairs = PeftModel.from_pretrained(whole, place / "exported").eval(), build_data(Job.read(file)).test
+    assert isinstance(pairs, Pairs)
+    with torch.no_grad():
+        scores = torch.stack(
+            [torch.stack([loaded(row[None]).logits[0, 0] for row in pairs[i][0][::2]]) for i in range(len(pairs))]
+        )
+    loss = reward(scores, torch.zeros(len(pairs), 2, 2), gamma=0.1)
+    best = min(record.loss for record in found[-1].evaluations)  # of which the adapters are exported
+    assert best == pytest.approx(float(loss), abs=1e-9)
 
 
 def test_a_run_that_resumes_has_the_reference_that_it_began_with(words: str, tmp_path: Path) -> None:
@@ -277,13 +317,17 @@ def test_what_is_refused(words: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"loss": {"name": "cross_entropy"}}, "holds preferences, and the loss is cross_entropy: preferences go with the losses"),
         ({"data": chats}, "holds none"),
-        ({"loss": {"name": "mse", "beta": 1.0}}, "'beta' is of the loss dpo and simpo: leave it out"),
-        ({"loss": {"name": "dpo", "gamma": 1.0}}, "'gamma' is of the loss simpo: leave it out"),
+        ({"loss": {"name": "mse", "beta": 1.0}}, "'beta' is of the loss dpo or simpo or orpo: leave it out"),
+        ({"loss": {"name": "dpo", "gamma": 1.0}}, "'gamma' is of the loss simpo or reward: leave it out"),
+        ({"loss": {"name": "kto"}}, "unknown loss 'kto': it compares each answer with the mean of those beside it"),
+        ({"loss": {"name": "reward", "beta": 1.0}}, "'beta' is of the loss dpo or simpo or orpo: leave it out"),
+        ({"loss": {"name": "reward"}, "adapter": {"r": 2}}, "the head that gives the scores does not train"),
         ({"model": {"name": "gpt"}}, "model 'gpt' has no argument 'rows', which takes both: take a causal_lm"),
     ]
 
     def built(document: dict[str, Any]) -> None:
         job = Job.parse(document, "the test's")
+        build_loss(job.loss)
         build_layers(job, build_data(job).names)
 
     for changes, message in cases:
@@ -291,6 +335,10 @@ def test_what_is_refused(words: str, tmp_path: Path) -> None:
     assert "only a template of chats uses it" in refusal(preferences, file=good, tokenizer=words, template="none", thinking="on")
     with pytest.raises(InputError, match=r"takes the losses of the tokens of two answers \[b, 2, t\]"):
         dpo(torch.zeros(2, 3), torch.zeros(2, 2, 2))
+    with pytest.raises(InputError, match=r"has no reward model of type 'cohere'"):
+        scoring(transformers.CohereForCausalLM, transformers.CohereConfig())
+    with pytest.raises(InputError, match=r"the loss of a reward model takes scores \[b, 2\], and the model gives \(2, 3\)"):
+        reward(torch.zeros(2, 3), torch.zeros(2, 2, 2))
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Yes."}]}
@@ -302,4 +350,6 @@ def test_the_losses_of_a_few_numbers() -> None:
     targets[0] = torch.tensor([[-4.0, 2.0], [-5.0, 3.0]])
     given = (losses, losses > 0)
     assert float(dpo(given, targets, beta=0.5)) == pytest.approx(math.log(1 + math.exp(-0.5 * ((-3 + 4) - (-6 + 5)))))
+    certain = torch.zeros_like(losses), losses > 0
+    assert float(orpo(certain, targets)) == pytest.approx(0.1 * math.log(2)), "no odds are without end"
     assert float(simpo(given, targets, beta=2.0, gamma=0.3)) == pytest.approx(math.log(1 + math.exp(-(2 * (-1.5 + 2.0) - 0.3))))

@@ -14,20 +14,20 @@ from torch import nn
 from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, count_of, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import evaluated_section, refuse_nothing
-from hetpipe.building.fused import fused_loss, labels_of, rows_of, with_labels
+from hetpipe.building.fused import fused_loss, labels_of, rows_of, scored, with_labels
 from hetpipe.building.lengths import shorter_batches
 from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.building.streams.streamed import Streamed, is_stream
 from hetpipe.documents.guesses import guesses
 from hetpipe.documents.job import Job
-from hetpipe.documents.sections.loss import PREFERENCES, LossSection
+from hetpipe.documents.sections.loss import PREFERENCES, REWARD, LossSection
 from hetpipe.documents.sections.named import Named
 from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
 from hetpipe.files.messages import InputError, cut, nearest, shown
 from hetpipe.layers.adapters.adapt import adapted
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.device import torch_device
-from hetpipe.layers.losses.preference import dpo, simpo
+from hetpipe.layers.losses.preference import dpo, orpo, reward, simpo
 from hetpipe.layers.model import LOSSES, Loss, Model, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, stays, torch_type, turn
 from hetpipe.layers.trials.loss_check import check_sample
@@ -48,7 +48,7 @@ _SCHEDULERS_REFUSED = {
     "SequentialLR": "other schedulers",
     "ChainedScheduler": "other schedulers",
 }
-PREFERRED = {"dpo": dpo, "simpo": simpo}
+PREFERRED = {"dpo": dpo, "simpo": simpo, "orpo": orpo, "reward": reward}
 TRIED_STEPS = 10_000  # of a schedule, before anything is measured
 SAMPLES = 8  # of the data that are looked at, likewise
 LARGER = 2  # times as long as those that train samples may be that run forward only
@@ -101,6 +101,8 @@ def build_data(job: Job) -> DataSplits:
         splits = replace(splits, test=own.train)
     _check_preferences(job, splits)
     refuse_nothing(job, held_out=splits.test is not None and len(splits.test) > 0)  # type: ignore[arg-type]
+    if job.loss.name == REWARD:
+        splits = scored(splits)
     _refuse_larger(splits, job)
     return with_labels(splits, job.loss) if _labels(job) else splits
 
@@ -112,7 +114,7 @@ def _check_preferences(job: Job, splits: DataSplits) -> None:
         loss = job.loss.name or job.loss.target
         told = "holds preferences" if has else "holds none"
         raise InputError(
-            f"data {job.data.label!r} {told}, and the loss is {loss}: preferences go with the losses {' and '.join(PREFERENCES)}"
+            f"data {job.data.label!r} {told}, and the loss is {loss}: preferences go with the losses {', '.join(PREFERENCES)}"
         )
 
 
@@ -172,7 +174,9 @@ def build_loss(section: LossSection) -> Loss:
     else:
         name = section.name or "cross_entropy"
         if name not in LOSSES:
-            raise InputError(f"unknown loss {name!r}{nearest(name, list(LOSSES))}")
+            answer = guesses().losses.get(name)
+            known = nearest(name, [*LOSSES, *PREFERRED])
+            raise InputError(f"unknown loss {name!r}{f': {answer}' if answer is not None else known}")
         function = LOSSES[name]
         if section.class_weights is not None:
             both: dict[str, Any] = {"ignore_index": section.ignore_index, "class_weights": section.class_weights}
@@ -248,10 +252,20 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
         _refuse_other_inputs(job, layers, names[1:], named=takes)
     if job.adapter is not None:
         layers = adapted(layers, job.adapter, job.train.seed)
+        _refuse_fixed_score(layers, job)
     turn(layers, job.train.dtype)
     if job.frozen_dtype != "float32":
         _hold_frozen(layers, job)
     return layers
+
+
+def _refuse_fixed_score(layers: nn.Sequential, job: Job) -> None:
+    """InputError if adapters train to a score that is drawn at random and stays so."""
+    if job.loss.name == REWARD and not any(parameter.requires_grad for parameter in layers[-1].parameters()):
+        raise InputError(
+            "the loss is reward, and the head that gives the scores does not train: write adapter: {train_also: [head]}. Those "
+            "of a folder that were trained without it are merged into the model first (hetpipe export-weights --merge)"
+        )
 
 
 def _refuse_other_inputs(job: Job, layers: nn.Sequential, extras: Sequence[str], *, named: bool) -> None:

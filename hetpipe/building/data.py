@@ -170,6 +170,9 @@ class Preferences(Protocol):
 
     def __len__(self) -> int: ...
 
+    def scored(self) -> Any:
+        """The same pairs with whole rows, of which labels mark the last token only."""
+
 
 def count_of(dataset: object) -> int | None:
     """The number of samples; None of a stream, which has no known length."""

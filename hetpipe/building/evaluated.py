@@ -11,7 +11,7 @@ from hetpipe.documents.job import DataSection, Job
 from hetpipe.documents.sections.evaluate import HELD_OUT, EvaluateSection, EvaluationData
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
-from hetpipe.layers.losses.preference import dpo, dpo_accuracy, simpo, simpo_accuracy
+from hetpipe.layers.losses.preference import dpo, dpo_accuracy, mean_accuracy, orpo, reward, reward_accuracy, simpo
 from hetpipe.layers.model import Loss, accuracy, cross_entropy
 from hetpipe.planning import registry
 from hetpipe.runtime.base import Metric
@@ -39,8 +39,9 @@ def counted_by(loss: Loss) -> Metric | None:
     """What an evaluation counts beside the loss: for cross-entropy, the correct predictions; for preferences, the samples whose
     better answer leads."""
     of: Any = getattr(loss.function, "func", loss.function)
-    if (of_pairs := {dpo: dpo_accuracy, simpo: simpo_accuracy}.get(of)) is not None:
-        return of_pairs
+    of_pairs = {dpo: dpo_accuracy, simpo: mean_accuracy, orpo: mean_accuracy, reward: reward_accuracy}
+    if of in of_pairs:
+        return of_pairs[of]
     counts = {cross_entropy: accuracy, fused_cross_entropy: fused_accuracy}.get(of)
     return partial(counts, ignore_index=loss.ignore_index) if counts is not None else None
 

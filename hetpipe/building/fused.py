@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hetpipe.building.data import Ragged
+from hetpipe.building.data import Preferences, Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.streams.streamed import Streamed
 from hetpipe.documents.job import Job
-from hetpipe.documents.sections.loss import LossSection
+from hetpipe.documents.sections.loss import REWARD, LossSection
 from hetpipe.files.messages import InputError
 from hetpipe.layers.losses.chunked import IGNORED
 from hetpipe.layers.losses.fused import fused_cross_entropy
@@ -50,7 +50,8 @@ def rows_of(job: Job, model: Callable[..., Any]) -> dict[str, Any]:
             f"the loss {job.loss.name} is over two answers a sample, and model {job.model.label!r} has no argument 'rows', which "
             "takes both: take a causal_lm"
         )
-    return {"labels": "auto", "rows": 2}
+    scores = {"score": True} if job.loss.name == REWARD else {}
+    return {"labels": "auto", "rows": 2, **scores}
 
 
 def fused_loss(section: LossSection, layers: nn.Sequential) -> Loss:
@@ -131,6 +132,17 @@ def with_labels(splits: DataSplits, section: LossSection) -> DataSplits:
         return kind(samples, section.ignore_index)
 
     return replace(splits, train=own(splits.train), test=own(splits.test) if splits.test is not None else None)
+
+
+def scored(splits: DataSplits) -> DataSplits:
+    """Preferences as a reward model reads them: whole rows, of which the last token is marked."""
+
+    def own(samples: Any) -> Any:
+        if not isinstance(samples, Preferences):
+            return samples
+        return samples.scored()
+
+    return replace(splits, train=own(splits.train), test=own(splits.test))
 
 
 def _told(target: object) -> str:

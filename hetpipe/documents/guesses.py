@@ -31,6 +31,7 @@ class Guesses(Document):
     command_line: tuple[Guess, ...]
     arguments: dict[Name, Name]
     optimizer: dict[Name, Name]
+    losses: dict[Name, Name]
 
     @model_validator(mode="after")
     def _one_answer_each(self) -> Self:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetpipe.documents.guesses import guesses
 from hetpipe.documents.sections.adapter import ALL_LINEAR, NO_LORA, parse_lora
-from hetpipe.documents.sections.loss import PREFERENCES
+from hetpipe.documents.sections.loss import PREFERENCES, REWARD
 from hetpipe.files.messages import InputError, nearest, shown
 
 DEFAULT = "r=16"  # of --lora
@@ -49,7 +50,10 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise InputError(f"--method {shown(self.method)}{nearest(self.method, METHODS)}")
+            answer = guesses().losses.get(self.method)
+            raise InputError(
+                f"--method {shown(self.method)}{f': {answer}' if answer is not None else nearest(self.method, METHODS)}"
+            )
         if self.prefers and self.turns is not None:
             raise InputError(
                 f"--turns {self.turns} is for chats, and --method {self.method} compares the last answers: leave it out"
@@ -93,7 +97,8 @@ class Asked:
             return {"weights": self.adapter}
         if (self.lora or "").strip() == NO_LORA:
             return None
-        return {"kind": "lora", "targets": ALL_LINEAR, **parse_lora(self.lora if self.lora is not None else DEFAULT)}
+        whole = {"train_also": ["head"]} if self.method == REWARD else {}
+        return {"kind": "lora", "targets": ALL_LINEAR, **parse_lora(self.lora if self.lora is not None else DEFAULT), **whole}
 
     @property
     def words(self) -> str:

@@ -14,6 +14,7 @@ from hetpipe.documents.precisions import parse_precision
 from hetpipe.documents.sections.adapter import Base
 from hetpipe.documents.sections.evaluate import HELD_OUT
 from hetpipe.documents.sections.log import JSON_LINES
+from hetpipe.documents.sections.loss import REWARD
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.kinds import Found
@@ -23,6 +24,7 @@ SOURCE = "the job of this command"
 LENGTH, BATCH = 2048, 32  # tokens of a sample or row, samples or rows of a step: at most, unless they are asked for
 RATES = {"lora": 2e-4, "full": 1e-5}
 PREFERRED_RATES = {"lora": 5e-6, "full": 5e-7}  # Tunstall et al. 2023, Zephyr, section 4.3; ten times that for adapters
+REWARD_RATES = {"lora": 1e-4, "full": 1e-5}  # a reward model learns a head anew
 WARMUP = 0.03  # of the steps
 CLIP = 1.0
 LENGTH_KEY = {"chat": "length", "instructions": "length", "text": "context", "preferences": "length"}
@@ -36,7 +38,7 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
     adapter, precision = asked.adapter_keys, precision_of(asked.precision, cluster, cards=cards)
     data, evaluate = _data(asked, found), _evaluation(asked, found)
-    rates = PREFERRED_RATES if asked.prefers else RATES
+    rates = REWARD_RATES if asked.method == REWARD else PREFERRED_RATES if asked.prefers else RATES
     rate = asked.rate if asked.rate is not None else rates["lora" if adapter else "full"]
     train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
     if asked.global_batch is not None:

@@ -117,9 +117,10 @@ def preferences(
     split: str = "train",
     subset: str | None = None,
 ) -> DataSplits:
-    """Questions with a better and a worse answer, for the losses dpo and simpo. A record has `chosen` and `rejected`: each a
-    whole chat, or an answer to the `prompt` (or `messages`, `question`, `instruction`) beside it. Both are written by the
-    tokenizer's template, if there is one; what is compared is the last answer of each. Other arguments are those of `chat`."""
+    """Questions with a better and a worse answer, for the losses dpo, simpo, orpo and reward. A record has `chosen` and
+    `rejected`: each a whole chat, or an answer to the `prompt` (or `messages`, `question`, `instruction`) beside it. Both are
+    written by the tokenizer's template, if there is one; what is compared is the last answer of each. Other arguments are those
+    of `chat`."""
     shape = Shape(
         what="preferences", length=length, too_long=too_long, pack=False, sizes=sizes, mask=False, test_fraction=test_fraction
     )

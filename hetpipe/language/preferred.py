@@ -27,6 +27,13 @@ class Pairs(Dataset[Any]):
         self.words, self.positions = sequences.words(pad), self.sizes[-1]  # that a model must know
         self.lengths = sequences.lengths.view(-1, 2).amax(1)
         self.reference_log_probabilities: Tensor | None = None
+        self.whole = False
+
+    def scored(self) -> Pairs:
+        """The same with whole rows, up to the last token that is learned, which is marked by the only label of its row."""
+        found = Pairs(self.sequences, [size + 1 for size in self.sizes], self.pad)
+        found.lengths, found.whole = found.lengths + 1, True
+        return found
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -35,11 +42,13 @@ class Pairs(Dataset[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         index %= len(self)
-        both = (*self.sequences[2 * index], *self.sequences[2 * index + 1])
+        both: Both = (*self.sequences[2 * index], *self.sequences[2 * index + 1])
         counts = torch.tensor([(labels != IGNORED).sum() for labels in (both[1], both[3])], dtype=torch.float64)
         known = (
             self.reference_log_probabilities[index] if self.reference_log_probabilities is not None else torch.zeros_like(counts)
         )
+        if self.whole:
+            both = (*_whole(*both[:2]), *_whole(*both[2:]))
         return both, torch.stack((known, counts), 1)
 
     def digests(self) -> tuple[str, str]:
@@ -54,3 +63,12 @@ class Pairs(Dataset[Any]):
                 own, wanted = both[2 * row : 2 * row + 2]
                 tokens[number, row, : len(own)], labels[number, row, : len(own)] = own, wanted
         return (tokens, labels), torch.stack([target for _, target in samples])
+
+
+def _whole(tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """A row up to the last token that is learned, and labels that mark that."""
+    end = int((labels != IGNORED).nonzero()[-1])
+    row = torch.cat((tokens[: end + 1], labels[end : end + 1]))
+    marks = torch.full_like(row, IGNORED)
+    marks[-1] = row[-1]
+    return row, marks

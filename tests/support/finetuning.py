@@ -36,6 +36,21 @@ def small_model(folder: Path, **changes: Any) -> str:
     return tokenizer(folder)
 
 
+def exact_model(folder: Path, kind: str = "GPT2LMHeadModel") -> str:
+    """A GPT-2 as save_pretrained writes it, by its path: in float64 no part of it rounds to float32, as norms of others do."""
+    import torch
+    import transformers
+
+    config: Any = transformers.GPT2Config(
+        vocab_size=400, n_embd=16, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        getattr(transformers, kind)(config).save_pretrained(folder)
+    return tokenizer(folder, pad_token="<unk>")
+
+
 def chats(file: Path, count: int = 200) -> str:
     """Chats of unequal lengths, whose answers are words of the question, by their path."""
     drawn, words = random.Random(0), WORDS.split()

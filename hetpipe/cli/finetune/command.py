@@ -75,7 +75,10 @@ EVAL = (
     "evaluation. By default a tenth of the data is held out, and evaluated at the end."
 )
 EARLY_STOP = "End the run after so many evaluations without a better one. Evaluates as --eval does."
-METHOD = "What is learned: sft, the answers of the data; or of data with a better and a worse answer, dpo or simpo."
+METHOD = (
+    "What is learned: sft, the answers of the data; or of data with a better and a worse answer, dpo, simpo or orpo, to prefer "
+    "the better one, or reward, to score answers."
+)
 LOG_TO = "Send the curves to tensorboard, wandb, mlflow or trackio, too. May be repeated."
 CLUSTER = "The devices: cluster.yaml. By default all devices of this machine, or under torchrun of all machines."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."

@@ -10,7 +10,8 @@ from hetpipe.documents.guesses import KeysOf
 from hetpipe.files.formats import Flag, Name, Number, Strict
 from hetpipe.files.limits import LARGEST_INTEGER
 
-PREFERENCES = ("dpo", "simpo")  # losses over a better and a worse answer
+REWARD = "reward"  # the loss of a reward model
+PREFERENCES = ("dpo", "simpo", "orpo", REWARD)  # losses over a better and a worse answer
 
 
 class LossSection(Strict):
@@ -18,8 +19,9 @@ class LossSection(Strict):
     targets that are not `ignore_index` (tokens). A weighted mean has a `weight_fn` instead: a function, as
     `package.module:function`, of targets → what the loss of these divides by. `class_weights`: of cross_entropy, one number a
     class; it is then the mean weighted by them. `fused`: whether the model's head computes the cross-entropy of each token, so
-    that the logits of a large vocabulary are never there at once; "auto": where the model can. dpo and simpo, of data with
-    preferences: `beta` is how much a lead counts, `gamma` (simpo) by how much the better answer has to lead."""
+    that the logits of a large vocabulary are never there at once; "auto": where the model can. dpo, simpo and orpo, of data
+    with preferences: `beta` is how much a lead counts, `gamma` (simpo, and reward, which trains a reward model) by how much the
+    better answer has to lead."""
 
     guesses = KeysOf("loss")
     name: Name | None = None
@@ -39,9 +41,9 @@ class LossSection(Strict):
 
     @model_validator(mode="after")
     def _of_preferences(self) -> Self:
-        for key, names in (("beta", PREFERENCES), ("gamma", ("simpo",))):
+        for key, names in (("beta", PREFERENCES[:-1]), ("gamma", ("simpo", REWARD))):
             if getattr(self, key) is not None and self.name not in names:
-                raise ValueError(f"{key!r} is of the loss {' and '.join(names)}: leave it out")
+                raise ValueError(f"{key!r} is of the loss {' or '.join(names)}: leave it out")
         return self
 
     @model_validator(mode="after")

@@ -134,4 +134,6 @@ def _task(name: str) -> str | None:
     """What peft wraps a model of this class as; None where it needs nothing of its own."""
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "CAUSAL_LM"
+    if name.endswith("ForSequenceClassification"):
+        return "SEQ_CLS"
     return "SEQ_2_SEQ_LM" if name.endswith("ForConditionalGeneration") else None

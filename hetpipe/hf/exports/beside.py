@@ -23,7 +23,9 @@ from hetpipe.processes.progress import warn
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 TEMPLATES = ("chat_template.*", "additional_chat_templates")  # a tokenizer's configuration may have one, too
 WORDS = tuple(pattern for pattern in COMPANIONS if pattern not in (GENERATION, *TEMPLATES))
-SIZES = ("bos_token_id", "eos_token_id", "pad_token_id")
+PAD = "pad_token_id"
+SIZES = ("bos_token_id", "eos_token_id", PAD)
+SCORE = "score"  # what transformers calls the head of a reward model
 DATA = "data.args."
 
 
@@ -58,6 +60,8 @@ def write_beside(target: Path, origin: Origin | None, state: TrainerState | Loop
     if words is None:
         return
     _write_tokenizer(target, words, base)
+    if whole and origin is not None and hasattr(origin.model, SCORE):
+        _write_pad(target, words.ends)
     if origin is not None and words.ends:
         _write_ends(target, origin, words.ends)
 
@@ -164,6 +168,21 @@ def _remove_template(target: Path) -> None:
         config = _read(file)
         if config.pop("chat_template", None) is not None:
             write_text(file, _json(config))
+
+
+def _write_pad(target: Path, ends: Collection[int]) -> None:
+    """Into a reward model's configuration: what its tokenizer pads with, before which transformers reads the score. Where answers
+    end with that token, the score would be read too early."""
+    file = target / "config.json"
+    config, words = _read(file), Tokenizer(str(target)) if any(target.glob("tokenizer*")) else None
+    pad = words.its.pad_token_id if words is not None else None
+    if pad is not None and pad not in ends:
+        write_text(file, _json({**config, PAD: pad}))
+    elif config.get(PAD) is None or pad is not None:
+        warn(
+            f"note: the tokenizer in {target} has no token for padding that ends no answer, by which transformers finds the end "
+            "of each row of a batch: score one text at a time, or give both the tokenizer and config.json another (pad_token)"
+        )
 
 
 def _write_ends(target: Path, origin: Origin, ends: Collection[int]) -> None:

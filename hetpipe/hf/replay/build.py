@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,9 +16,10 @@ from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.known import SIZES
 from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
-from hetpipe.hf.replay.classes import classes_of, text_part
+from hetpipe.hf.replay.classes import SCORE, classes_of, scoring, text_part
 from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
+from hetpipe.hf.replay.skeleton import Anatomy
 from hetpipe.hf.replay.tiny import tiny
 from hetpipe.hf.replay.trace import CannotCutError, form_of
 from hetpipe.layers.trials.apart import seen_ahead
@@ -63,6 +65,7 @@ def build(
     trust_remote_code: bool | None = None,
     labels: bool | Literal["auto"] = False,
     rows: int = 1,
+    score: bool = False,
     **config: Any,
 ) -> nn.Sequential:
     """A model on the meta device: int64 [b, t], or a tuple of this and the `extras`, to logits [b, t, v].
@@ -80,6 +83,8 @@ def build(
             [b, t]. "auto": of all logits at once where they are not the very output of a linear layer; True is refused there.
         rows: of tokens in a sample, which are never parted: inputs are then [b, rows, t], and so are outputs in their first three
             dimensions, as a loss over preferences takes them.
+        score: whether it is a reward model: a linear layer drawn anew, where the weights have none, gives one number for each row
+            of tokens, of the features at its last label that is not -100. Outputs are [b], or [b, rows].
         config: keys of its configuration in the place of the folder's or the defaults.
 
     Raises:
@@ -90,7 +95,7 @@ def build(
         raise InputError(
             "causal_lm: give either weights, a folder of save_pretrained or a name on Hugging Face, or type, as in type: qwen3"
         )
-    return _cut("causal_lm", configured(weights, type, attention, trust_remote_code, config), extras, labels, rows)
+    return _cut("causal_lm", configured(weights, type, attention, trust_remote_code, config), extras, labels, rows, score=score)
 
 
 def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]:
@@ -105,6 +110,7 @@ def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]
         extras: Sequence[str] = ("attention_mask",),
         labels: bool | Literal["auto"] = False,
         rows: int = 1,
+        score: bool = False,
         **config: Any,
     ) -> nn.Sequential:
         """A `causal_lm` of this type, with its arguments. `size`: one of those that have names, if no weights are given; the
@@ -113,7 +119,8 @@ def builder(kind: str, *, called: str = "layer") -> Callable[..., nn.Sequential]
         settings, folder = configure(kind, classes.config, SIZES[kind], size, weights, attention, config)
         seed = drawn_seed()  # before small models draw: in earlier versions nothing else did
         with torch.random.fork_rng(devices=[]):
-            return _cut(kind, Configured(kind, classes.model, settings, folder), extras, labels, rows, called=called, seed=seed)
+            found = Configured(kind, classes.model, settings, folder)
+            return _cut(kind, found, extras, labels, rows, score=score, called=called, seed=seed)
 
     return build
 
@@ -125,6 +132,7 @@ def _cut(
     labels: bool | Literal["auto"],
     rows: int,
     *,
+    score: bool,
     called: str = "layer",
     seed: int | None = None,
 ) -> nn.Sequential:
@@ -145,17 +153,30 @@ def _cut(
     except InputError as error:
         raise InputError(f"{name}: a model of type {kind!r} is not cut into layers: {error}") from None
     _check_alike(name, kind, model_class, small)
+    if score:
+        model_class, anatomy, labels = *_scored(model_class, settings, anatomy), "auto"
+        model = empty_model(model_class, settings, folder)
     if labels is True and anatomy.logits is None:
         raise InputError(
             f"{name}: the loss of a model of type {kind!r} cannot be computed a chunk of tokens at a time: its "
             "logits are not the very output of a linear layer (a cap or a scale comes after it, say). Leave 'fused' "
             "out, or write 'loss: {name: cross_entropy, fused: auto}'"
         )
-    found = chain(model, anatomy, folder, extras, labels=bool(labels), called=called, seed=seed)
+    new = (f"{SCORE}.",) if score else ()
+    found = chain(model, anatomy, folder, extras, labels=bool(labels), called=called, seed=seed, new=new)
+    found[-1].scores = score  # type: ignore[assignment]
     if rows != 1:
         for layer in (found[0], found[-1]):
             layer.rows = rows  # type: ignore[assignment]
     return found
+
+
+def _scored(model_class: Any, settings: Any, anatomy: Anatomy) -> tuple[Any, Anatomy]:
+    """The class of the model with a score in the place of its logits, and its anatomy. InputError where there is none."""
+    found, logits = scoring(model_class, settings)
+    settings.num_labels = 1
+    head = tuple(SCORE if path == logits else path for path in anatomy.head)
+    return found, replace(anatomy, head=head, logits=SCORE, words=1)
 
 
 def _check_alike(name: str, kind: str, model_class: Any, small: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from filelock import FileLock
 
 from hetpipe.files.messages import InputError, cut, nearest, one_line, shown
@@ -14,6 +16,7 @@ from hetpipe.hf.folder import WeightFolder
 import transformers  # isort: skip
 
 CONFIG, MODEL = "AutoConfig", "AutoModelForCausalLM"  # keys of a config.json's auto_map
+SCORE = "score"  # what transformers calls the linear layer of a classifier of texts
 
 
 class Classes(NamedTuple):
@@ -56,6 +59,27 @@ def causal_lm_of(config: Any) -> tuple[Any, Any]:
     """The class of transformers' causal language model of a configuration, and that of which it is made."""
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model_class, text_part(model_class, config)
+
+
+def scoring(model_class: Any, config: Any) -> tuple[Any, str]:
+    """The class of transformers that gives each sample one number by a linear layer `score`, in the place of the layer of a
+    causal language model that gives its logits; and the path of that. InputError where there is none, or where it has other
+    parameters beside these."""
+    known: Any = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
+    kind = shown(config.model_type)
+    if known is None:
+        raise InputError(f"causal_lm: transformers {transformers.__version__} has no reward model of type {kind}")
+    with torch.device("meta"):
+        scores, speaks = known(copy.deepcopy(config)), model_class(copy.deepcopy(config))
+    head = next(path for path, module in speaks.named_modules() if module is speaks.get_output_embeddings())
+    own, theirs = ({name for name, _ in each.named_parameters()} for each in (scores, speaks))
+    strange = {f"{SCORE}.weight"} - own or (own - {f"{SCORE}.weight"}) ^ {n for n in theirs if not n.startswith(f"{head}.")}
+    if strange:
+        raise InputError(
+            f"causal_lm: {known.__name__} is not {model_class.__name__} with a layer {SCORE!r} in the place of {head!r} "
+            f"({min(strange)} differs), so no reward model of type {kind} is cut"
+        )
+    return known, head
 
 
 def _own(folder: WeightFolder, kind: str, code: Any, trusted: bool | None, known: bool) -> Classes:

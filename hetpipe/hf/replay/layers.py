@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop, features_of, skeleton_of
-from hetpipe.layers.losses.chunked import losses_of_logits, token_losses
+from hetpipe.layers.losses.chunked import IGNORED, losses_of_logits, token_losses
 from hetpipe.layers.model import Tensors, as_tuple, as_value, came_along, send_along
 
 _POSITIONS = "max_position_embeddings"
@@ -148,11 +148,13 @@ class Head(Part):
     """What comes after the last layer: [b, t, w], and what else there is, to logits [b, t, v]; or, with labels, to the loss of
     each token [b, t] (0 where its label is -100) and whether its greatest logit is its label's [b, t]. Where the logits are the
     very output of a `linear` layer, at this path, they are then never there at once. Of a sample with several `rows` they stand
-    beside each other again, [b, rows, t]."""
+    beside each other again, [b, rows, t]. `scores`: the linear layer gives one number for each sample, [b], of the features at
+    its last label that is not -100."""
 
     words: int
     linear: str | None = None
     rows = 1
+    scores = False
 
     def forward(self, given: Tensors) -> Tensors:
         found = self._of_rows(given)
@@ -161,7 +163,10 @@ class Head(Part):
     def _of_rows(self, given: Tensors) -> Tensors:
         hidden, extras, labels = self.parts(given)
         if labels and self.linear is not None:
-            return self._losses(self.linear, hidden, extras, labels[0])
+            linear, features = self._before(self.linear, hidden, extras)
+            if self.scores:
+                return linear(features[torch.arange(len(features), device=features.device), last_known(labels[0])]).squeeze(-1)  # type: ignore[no-any-return]
+            return token_losses(features, *_plain(self.linear, linear), labels[0])
         with self.ready() as skeleton:
             logits: Tensor = self._run(skeleton, hidden, extras).logits
         return losses_of_logits(logits, labels[0]) if labels else logits
@@ -178,8 +183,8 @@ class Head(Part):
         skeleton.mode(False)
         return skeleton.dry(hidden, self.named(extras), act)
 
-    def _losses(self, path: str, hidden: Tensor, extras: Sequence[Tensor], labels: Tensor) -> Tensors:
-        """Without the linear layer, whose input is taken."""
+    def _before(self, path: str, hidden: Tensor, extras: Sequence[Tensor]) -> tuple[nn.Module, Tensor]:
+        """The linear layer at this path, and what it would be given."""
         found = list[Tensor]()
 
         def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -188,17 +193,27 @@ class Head(Part):
 
         with self.ready() as skeleton:
             linear = skeleton.model.get_submodule(path)
-            if type(linear) is not nn.Linear:  # an adapter, say
-                raise ValueError(
-                    f"the loss is computed with the weight of {path!r}, which must be a plain nn.Linear and is of type "
-                    f"{type(linear).__name__}: build the model without labels, or leave its head as it is"
-                )
             handle = linear.register_forward_pre_hook(stop)
             try:
                 self._run(skeleton, hidden, extras)
             finally:
                 handle.remove()
-        return token_losses(found[0], linear.weight, linear.bias, labels)
+        return linear, found[0]
+
+
+def _plain(path: str, linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Its weight and bias. ValueError where it is more than a linear layer."""
+    if type(linear) is not nn.Linear:  # an adapter, say
+        raise ValueError(
+            f"the loss is computed with the weight of {path!r}, which must be a plain nn.Linear and is of type "
+            f"{type(linear).__name__}: build the model without labels, or leave its head as it is"
+        )
+    return linear.weight, linear.bias
+
+
+def last_known(labels: Tensor) -> Tensor:
+    """Where the last label of each sample is that is not -100, [b]: 0 where there is none."""
+    return (labels != IGNORED).int().mul(torch.arange(labels.shape[-1], device=labels.device)).argmax(-1)
 
 
 def chain(
@@ -210,9 +225,10 @@ def chain(
     labels: bool = False,
     called: str = "layer",
     seed: int | None = None,
+    new: tuple[str, ...] = (),
 ) -> nn.Sequential:
     """The model, on the meta device, as a chain. What no token comes through is not trained. `called`: what each of its layers
-    is, `layer3.layer.mlp`; `seed`: see `Origin`."""
+    is, `layer3.layer.mlp`; `seed`, `new`: see `Origin`."""
     for path in anatomy.idle:
         model.get_submodule(path).requires_grad_(False)
     skeleton = skeleton_of(model, anatomy)
@@ -225,7 +241,7 @@ def chain(
     children["head"] = head = Head(model, skeleton, paths, extras, labels=labels)
     head.words, head.linear = anatomy.words, anatomy.logits
     return (
-        Origin(model, folder, seed=seed).assemble(children).train()
+        Origin(model, folder, new, seed=seed).assemble(children).train()
     )  # what a layer shares with a skeleton was set to evaluation
 
 

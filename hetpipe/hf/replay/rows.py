@@ -10,6 +10,7 @@ from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
 from hetpipe.building.masked import extras_of
+from hetpipe.hf.replay.classes import SCORE, causal_lm_of
 from hetpipe.hf.replay.tiny import limits_of, tiny
 from hetpipe.layers.model import Model, Tensors, as_tuple
 from hetpipe.layers.trials.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
@@ -48,6 +49,11 @@ def _replayed(layers: nn.Sequential) -> Any:
     return next((origin.model for layer in layers if (origin := getattr(layer, "origin", None)) is not None), None)
 
 
+def _class_of(whole: Any) -> Any:
+    """The class of its model of language, which gives logits for each token; a reward model's own gives one score."""
+    return causal_lm_of(whole.config)[0] if hasattr(whole, SCORE) else type(whole)
+
+
 def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:
     """InputError if a model of transformers would see padding that no mask hides; a note if its positions hang on how much there
     is."""
@@ -55,7 +61,7 @@ def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:
     if told is not None and own_rank() == 0:
         warn(told)
     if not masked:
-        refuse_looking_ahead(type(whole), tiny(type(whole), whole.config))
+        refuse_looking_ahead(kind := _class_of(whole), tiny(kind, whole.config))
 
 
 def _refuse_mixed(whole: Any, split: Any, inputs: Tensors) -> None:
@@ -63,5 +69,5 @@ def _refuse_mixed(whole: Any, split: Any, inputs: Tensors) -> None:
     are may have any in rows of this length."""
     reach = getattr(split, "reach", (1, as_tuple(inputs)[0].shape[-1]))
     refuse_switch(whole.config, reach)
-    small = tiny(type(whole), whole.config)
-    refuse_mixing(type(whole), small, limits_of(whole.config, small, reach))
+    small = tiny(kind := _class_of(whole), whole.config)
+    refuse_mixing(kind, small, limits_of(whole.config, small, reach))

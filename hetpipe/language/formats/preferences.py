@@ -36,7 +36,8 @@ def refuse_preferences(record: Mapping[str, Any]) -> None:
         )
     if isinstance(record.get("completions"), list) and "labels" in record:
         raise UnusableError(
-            "it has completions and labels. These are data for a reward model, and training on them is not possible yet"
+            "it has completions and labels. These are data for a reward model of single steps, and training on them is not "
+            "possible yet; whole answers are scored by a reward model that learns from chosen and rejected (--method reward)"
         )
 
 
