@@ -318,12 +318,10 @@ def test_steps_have_to_be_said_where_records_do_not_tell() -> None:
 @pytest.mark.parametrize(
     ("trainer", "text", "key", "value", "told"),
     [
-        ("llamafactory", LORA, "stage", "dpo", "preference training (DPO, ORPO, SimPO)"),
         ("llamafactory", LORA, "stage", "kto", "preference training (KTO)"),
         ("llamafactory", LORA, "stage", "ppo", "training on a reward (PPO)"),
-        ("llamafactory", LORA, "stage", "rm", "the training of a reward model"),
-        ("axolotl", AXOLOTL_LORA, "rl", "orpo", "preference training, or training on a reward"),
-        ("axolotl", AXOLOTL_LORA, "reward_model", True, "the training of a reward model"),
+        ("axolotl", AXOLOTL_LORA, "rl", "grpo", "training on a reward, or on preferences in another way"),
+        ("axolotl", AXOLOTL_LORA, "process_reward_model", True, "the training of a reward model of single steps"),
     ],
 )
 def test_preferences_are_refused_with_what_would_be_taken_over(trainer: str, text: str, key: str, value: Any, told: str) -> None:

@@ -24,7 +24,7 @@ TRAINERS: Mapping[str, Callable[[Given, Asked], None]] = {"llamafactory": conver
 
 def convert(trainer: str, config: Path, asked: Asked) -> Converted:
     """The job that trains what this configuration of a trainer (a key of `TRAINERS`) would, and what became of each of its keys.
-    InputError if a value cannot be used, if it trains on preferences, or if the number of devices or steps has to be said."""
+    InputError if a value cannot be used, if hetpipe has no such training, or if the number of devices or steps has to be said."""
     given = Given.read(config, load_table(trainer))
     TRAINERS[trainer](given, asked)
     Job.parse(given.job, f"the job that {config} becomes")

@@ -9,12 +9,17 @@ from hetpipe.exchange.configs.datasets import sets_of
 from hetpipe.exchange.configs.found import Asked, refuse
 from hetpipe.exchange.configs.given import Given
 from hetpipe.exchange.configs.logs import put_checkpoints, put_curves, put_evaluation, put_folders, steps_or_epoch
-from hetpipe.exchange.configs.records import count, instead, joined, of_texts
+from hetpipe.exchange.configs.records import count, instead, joined, of_pairs, of_texts
 from hetpipe.exchange.configs.schedule import Run, global_batch, length, put_optimizer, put_precision, put_schedule
 from hetpipe.files.messages import InputError
 
 TOO_LONG = {"drop": "drop", "truncate": "truncate", "raise": "refuse"}
 SPLIT = ("sequence_parallel_degree", "context_parallel_size", "tensor_parallel_size")  # devices that share a sample
+NOTES = {  # what differs of the losses that hetpipe has
+    "dpo": "the reference is the model as the run begins",
+    "simpo": "without the likelihood of the better answer, which trl adds unless cpo_alpha is 0",
+    "orpo": "the likelihood is the mean over an answer's tokens (theirs: over those of all answers and questions of a batch)",
+}
 LATEST_WARMUP = 100  # steps, of a warm-up that is not said
 CURVES = {
     "wandb": {"project": "wandb_project", "entity": "wandb_entity", "name": "wandb_name"},
@@ -25,11 +30,8 @@ CURVES = {
 
 def convert_axolotl(given: Given, asked: Asked) -> None:
     """Write the job of a configuration."""
-    if given.said("rl"):
-        raise refuse(given, "rl", "preference training, or training on a reward")
-    for key in ("reward_model", "process_reward_model"):
-        if given.flag(key) if given.said(key) else False:
-            raise refuse(given, key, "the training of a reward model")
+    loss = _loss(given)
+    prefers = loss["name"] != "cross_entropy"
     model = given.required("base_model", "the model")
     if given.said("adapter") and given.text("adapter") not in ("lora", "qlora"):
         raise given.fault(
@@ -39,8 +41,9 @@ def convert_axolotl(given: Given, asked: Asked) -> None:
     given.job["model"] = {"name": "causal_lm", "args": {"weights": model}}
     if lora:
         _put_adapter(given)
-    evaluated = _put_data(given, asked, model)
-    given.job["loss"] = {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+        _fit_adapter(given, loss["name"])
+    evaluated = _put_data(given, asked, model, prefers=prefers)
+    given.job["loss"] = loss
     if asked.cluster is not None:
         given.job["cluster"] = asked.cluster
     batch = global_batch(given, asked, _parts(given), _split(given))
@@ -51,6 +54,35 @@ def convert_axolotl(given: Given, asked: Asked) -> None:
     put_schedule(given, run, _warmup(given, run))
     put_precision(given, half=_half(given), lora=lora)
     _put_rest(given, run, evaluated, lora=lora)
+
+
+def _loss(given: Given) -> dict[str, Any]:
+    """The section `loss`. InputError for a kind of training that hetpipe does not have."""
+    if given.said("process_reward_model") and given.flag("process_reward_model"):
+        raise refuse(given, "process_reward_model", "the training of a reward model of single steps")
+    if given.said("reward_model") and given.flag("reward_model"):
+        return {"name": "reward"}
+    if not given.said("rl"):
+        return {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    name = str(given.text("rl"))
+    if name not in NOTES:
+        raise refuse(given, "rl", "training on a reward, or on preferences in another way")
+    given.notes["rl"] = NOTES[name]
+    own, key = given.keys.get("trl"), "rl_beta" if given.said("rl_beta") else "orpo_alpha"
+    if isinstance(own, dict) and own:
+        given.lost["trl"] = "of its keys none is taken over. Write rl_beta for its beta"
+    beta = given.number(key) if given.said(key) else 0.1
+    return {"name": name, "beta": beta, **({"gamma": given.number("simpo_gamma")} if name == "simpo" else {})}
+
+
+def _fit_adapter(given: Given, loss: str) -> None:
+    """What a loss over preferences needs of adapters: trl turns dropout off, and a reward model learns its head."""
+    adapter = given.job["adapter"]
+    if loss != "cross_entropy":
+        adapter["dropout"] = 0.0
+        given.notes["lora_dropout"] = "off, as in trl's training on preferences"
+    if loss == "reward" and "weights" not in adapter:
+        adapter["train_also"] = [*(part for part in adapter.get("train_also", ()) if part != "head"), "head"]
 
 
 def _put_adapter(given: Given) -> None:
@@ -73,7 +105,7 @@ def _put_adapter(given: Given) -> None:
     put_adapter(given, keys, "lora_model_dir", "lora_modules_to_save")
 
 
-def _put_data(given: Given, asked: Asked, model: str) -> dict[str, Any] | None:
+def _put_data(given: Given, asked: Asked, model: str, *, prefers: bool) -> dict[str, Any] | None:
     """The section `data`. Return the arguments of the data of `test_datasets`, if there are any."""
     base = _sample_args(given, model)
     if asked.data is not None:
@@ -84,14 +116,16 @@ def _put_data(given: Given, asked: Asked, model: str) -> dict[str, Any] | None:
     if not given.said("datasets"):
         named = "or name the data: --data '{name: chat, args: {file: chats.jsonl}}'"
         raise given.fault("datasets", f"Write the data sets (texts: of the type completion), {named}")
-    name, args = joined(sets_of(given, "datasets"), given.source)
+    name, args = joined(sets_of(given, "datasets", prefers=prefers), given.source)
+    if prefers:
+        base = of_pairs(base)
     if name == "text":
         given.job["data"] = {"name": name, "args": {**args, **of_texts(base)}}
         return None
     given.job["data"] = {"name": name, "args": {**args, **base}}
     if not given.said("test_datasets"):
         return None
-    _, other = joined(sets_of(given, "test_datasets"), given.source)
+    _, other = joined(sets_of(given, "test_datasets", prefers=prefers), given.source)
     return {"args": {key: value for key, value in other.items() if args.get(key) != value}}
 
 

@@ -21,14 +21,15 @@ USUAL = {"user_tag": "human", "assistant_tag": "gpt", "observation_tag": "observ
 CALL = ("function_tag", "function_call")
 ELSEWHERE = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 SEEN = ("images", "videos", "audios")
-PREFERENCES = ("chosen", "rejected", "kto_tag")
+ANSWERS = ("chosen", "rejected")
 
 
-def sets_of(given: Given, key: str, *, texts: bool) -> list[Set]:
-    """The data sets that this key names. `texts`: they are plain texts (stage pt). InputError if one cannot be found or read."""
+def sets_of(given: Given, key: str, stage: str) -> list[Set]:
+    """The data sets that this key names, for a stage of training. InputError if one cannot be found or read, or is for another
+    stage."""
     folder = str(given.text("dataset_dir"))
     if folder == ONLINE:
-        return [_set(given, name, {"hf_hub_url": name}, "", texts=texts) for name in given.names(key)]
+        return [_set(given, name, {"hf_hub_url": name}, "", stage) for name in given.names(key)]
     where = _found(given, folder)
     info = read_mapping(where / FILE)
     if not isinstance(info, dict):
@@ -40,7 +41,7 @@ def sets_of(given: Given, key: str, *, texts: bool) -> list[Set]:
         if not isinstance(entry, dict):
             raise given.fault(key, f"{where / FILE} has no data set {shown(name)}{nearest(name, [*map(str, info)])}")
         given.inner.update({f"dataset[{name}].{inner}": value for inner, value in entry.items()})
-        found.append(_set(given, name, entry, str(where), texts=texts))
+        found.append(_set(given, name, entry, str(where), stage))
     return found
 
 
@@ -57,23 +58,29 @@ def _found(given: Given, folder: str) -> Path:
     )
 
 
-def _set(given: Given, label: str, entry: Mapping[str, Any], folder: str, *, texts: bool) -> Set:
+def _set(given: Given, label: str, entry: Mapping[str, Any], folder: str, stage: str) -> Set:
     """A data set of dataset_info.json."""
     columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
     if not isinstance(columns, dict) or not isinstance(tags, dict):
         raise InputError(f"{FILE}: columns and tags of {label} must be mappings, found {shown(columns)} and {shown(tags)}")
-    if entry.get("ranking") or any(columns.get(name) for name in PREFERENCES):
-        raise InputError(
-            f"{FILE}: {label} holds preferences, of which convert makes no job. Name another data set, or train on it by "
-            "hetpipe finetune MODEL FILE --method dpo"
-        )
+    if columns.get("kto_tag"):
+        raise InputError(f"{FILE}: {label} has kto_tag, of single answers that are judged. hetpipe learns from pairs of answers")
+    ranked, wanted = bool(entry.get("ranking") or any(columns.get(name) for name in ANSWERS)), stage in ("dpo", "rm")
+    if ranked != wanted:
+        held = "preferences, on which the stages dpo and rm train" if ranked else "no preferences (ranking: true)"
+        raise InputError(f"{FILE}: {label} holds {held}, but the stage is {stage}. Name another data set, or another stage")
     if seen := next((name for name in SEEN if columns.get(name)), None):
         raise InputError(f"{FILE}: {label} has {seen}, but models see texts only here. Name another data set")
     args = {name: entry[name] for name in ("split", "subset") if entry.get(name) and "hf_hub_url" in entry}
     files = (_file(label, entry, folder),)
-    if texts:
+    if stage == "pt":
         return Set(label, "text", files, {"text": columns.get("prompt", "instruction")})
-    if entry.get("formatting", "alpaca") == "alpaca":
+    pairs = entry.get("formatting", "alpaca") == "alpaca"
+    if ranked:
+        own = _pairs(columns) if pairs else _turns(given, label, columns, tags)
+        answers = {name: str(columns.get(name) or name) for name in ANSWERS}
+        return Set(label, "preferences", files, {**{key: name for key, name in own.items() if key != "output"}, **answers}, args)
+    if pairs:
         return Set(label, "instructions", files, _pairs(columns), args)
     return Set(label, "chat", files, _turns(given, label, columns, tags), args)
 

@@ -14,14 +14,22 @@ from hetpipe.language.records.files import KINDS
 
 PAIRS = ("alpaca", "alpaca_chat", "alpaca_w_system")
 CHATS = ("chat_template", "sharegpt")
+WRITTEN = ("chatml", "llama3")  # formats of preferences that write chats themselves
+OWN_NAMES: Mapping[str, str] = {}
+ANSWERED: Mapping[str, Mapping[str, str]] = {  # type of preferences → what it calls our keys
+    **dict.fromkeys(("argilla", "argilla_chat", "intel", "prompt_pairs", "ultra"), OWN_NAMES),
+    "icr": {"prompt": "input"},
+    **dict.fromkeys((f"chat_template{how}" for how in ("", ".default", ".argilla", ".argilla_chat")), OWN_NAMES),
+    "bradley_terry.chat_template": {"prompt": "input"},
+}
 TEXTS = ("completion", "pretrain")
 OWN = {"field_instruction": "instruction", "field_input": "input", "field_output": "output", "field_system": "system"}
 PROMPTS = "the tokenizer's chat template writes question and answer, not the text of Alpaca's prompt (### Instruction:)"
 TURNS = {"field_messages": "messages", "field_tools": "tools", "message_field_training": "training"}
 
 
-def sets_of(given: Given, key: str) -> list[Set]:
-    """The data sets of this list. InputError if one is of a kind that hetpipe does not read."""
+def sets_of(given: Given, key: str, *, prefers: bool) -> list[Set]:
+    """The data sets of this list; `prefers`: of preferences. InputError if one is of a kind that hetpipe does not read."""
     entries = given.value(key)
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise given.fault(key, "Write a list of data sets, each with a path and a type")
@@ -29,8 +37,30 @@ def sets_of(given: Given, key: str) -> list[Set]:
     for number, entry in enumerate(entries):
         label = f"{key}[{number}]"
         given.inner.update({f"{label}.{name}": value for name, value in entry.items()})
-        found.append(_set(given, label, {name: value for name, value in entry.items() if value not in (None, "")}))
+        read = _preferences if prefers else _set
+        found.append(read(given, label, {name: value for name, value in entry.items() if value not in (None, "")}))
     return found
+
+
+def _preferences(given: Given, label: str, entry: Mapping[str, Any]) -> Set:
+    """A data set of better and worse answers."""
+    kind = str(entry.get("type"))
+    files, args = _files(given, label, entry)
+    name, _, how = kind.partition(".")
+    if (columns := ANSWERED.get(how if name in WRITTEN else kind)) is None:
+        raise InputError(
+            f"{given.source}: {label}.type is {shown(entry.get('type'))}, but of preferences hetpipe reads "
+            f"{', '.join(key if '.' in key else f'chatml.{key}' for key in ANSWERED)} and those of llama3. Write the data with "
+            "the keys prompt, chosen and rejected: --data '{name: preferences, args: {file: pairs.jsonl}}'"
+        )
+    if name in WRITTEN:
+        given.notes[f"{label}.type"] = f"the tokenizer's chat template writes question and answers, not the text of {name}"
+        return Set(label, "preferences", files, columns, args)
+    if name == "chat_template":
+        turns = _turns(given, label, entry)
+        columns = turns if how in ("", "default") else {key: own for key, own in turns.items() if key != "messages"}
+    answers = {ours: str(entry.get(f"field_{ours}", ours)) for ours in ("chosen", "rejected")}
+    return Set(label, "preferences", files, {**columns, **answers}, {**args, **_template(given, label, entry)})
 
 
 def _set(given: Given, label: str, entry: Mapping[str, Any]) -> Set:

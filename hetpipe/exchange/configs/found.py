@@ -113,7 +113,7 @@ def refuse(given: Given, key: str, what: str) -> InputError:
     kept = [name for name in given.keys if given.said(name) and name in given.table.taken and name != key]
     return given.fault(
         key,
-        f"That is {what}, of which convert makes no job: it takes over fine-tuning on answers and training on texts. For DPO and "
-        "SimPO: hetpipe finetune MODEL FILE --method dpo. "
+        f"That is {what}, of which convert makes no job: it takes over fine-tuning on answers, training on texts, DPO, "
+        "SimPO, ORPO and reward models. "
         f"Of this file it would take over {', '.join(kept) or 'nothing'}",
     )

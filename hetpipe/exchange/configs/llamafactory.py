@@ -10,16 +10,13 @@ from hetpipe.exchange.configs.dataset_info import sets_of
 from hetpipe.exchange.configs.found import Asked, refuse
 from hetpipe.exchange.configs.given import Given
 from hetpipe.exchange.configs.logs import known_tools, put_checkpoints, put_curves, put_evaluation, put_folders, steps_or_epoch
-from hetpipe.exchange.configs.records import count, instead, joined, of_texts
+from hetpipe.exchange.configs.records import count, instead, joined, of_pairs, of_texts
 from hetpipe.exchange.configs.schedule import Run, global_batch, length, put_optimizer, put_precision, put_schedule
 from hetpipe.files.messages import nearest
 
-REFUSED = {
-    "rm": "the training of a reward model",
-    "ppo": "training on a reward (PPO)",
-    "dpo": "preference training (DPO, ORPO, SimPO)",
-    "kto": "preference training (KTO)",
-}
+REFUSED = {"ppo": "training on a reward (PPO)", "kto": "preference training (KTO)"}
+STAGES = ("sft", "pt", "dpo", "rm")
+PREFERRED = {"sigmoid": "dpo", "simpo": "simpo", "orpo": "orpo"}  # their name of a loss → ours
 BITS = {4: "nf4", 8: "int8"}
 
 
@@ -28,8 +25,8 @@ def convert_llamafactory(given: Given, asked: Asked) -> None:
     stage = str(given.text("stage"))
     if stage in REFUSED:
         raise refuse(given, "stage", REFUSED[stage])
-    if stage not in ("sft", "pt"):
-        raise given.fault("stage", f"It is not known{nearest(stage, ['sft', 'pt', *REFUSED])}")
+    if stage not in STAGES:
+        raise given.fault("stage", f"It is not known{nearest(stage, [*STAGES, *REFUSED])}")
     if given.said("do_train") and not given.flag("do_train"):
         raise given.fault("do_train", "This configuration does not train. To read what a model writes, use hetpipe generate")
     kind = str(given.text("finetuning_type"))
@@ -40,8 +37,8 @@ def convert_llamafactory(given: Given, asked: Asked) -> None:
     given.job["model"] = {"name": "causal_lm", "args": {"weights": model}}
     if lora:
         _put_adapter(given)
-    evaluated = _put_data(given, asked, model, texts=stage == "pt")
-    given.job["loss"] = {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    evaluated = _put_data(given, asked, model, stage)
+    given.job["loss"] = _loss(given, stage)
     if asked.cluster is not None:
         given.job["cluster"] = asked.cluster
     parts = {key: given.positive(key) or 1 for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
@@ -76,7 +73,31 @@ def _put_adapter(given: Given) -> None:
     put_adapter(given, keys, "adapter_name_or_path", "additional_target")
 
 
-def _put_data(given: Given, asked: Asked, model: str, *, texts: bool) -> dict[str, Any] | None:
+def _loss(given: Given, stage: str) -> dict[str, Any]:
+    """The section `loss`; what it needs of adapters is written, too."""
+    adapter = given.job.get("adapter", {})
+    if stage == "rm":
+        given.notes["stage"] = (
+            "a linear layer gives the score, as in transformers' classifiers (theirs has a bias, which no lead has)"
+        )
+        if "kind" in adapter and "weights" not in adapter:
+            adapter["train_also"] = [*(part for part in adapter.get("train_also", ()) if part != "head"), "head"]
+        return {"name": "reward"}
+    if stage != "dpo":
+        return {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    name = given.text("pref_loss") or "sigmoid"
+    if name not in PREFERRED:
+        raise given.fault("pref_loss", f"hetpipe has {', '.join(PREFERRED)}. Write one of these")
+    if "dropout" in adapter:
+        adapter["dropout"] = 0.0
+        given.notes["lora_dropout"] = "off, as in their training on preferences"
+    if "weights" in adapter:
+        given.notes["adapter_name_or_path"] += ". The reference is the model with these adapters (theirs: without)"
+    gamma = {"gamma": given.number("simpo_gamma")} if name == "simpo" else {}
+    return {"name": PREFERRED[name], "beta": given.number("pref_beta"), **gamma}
+
+
+def _put_data(given: Given, asked: Asked, model: str, stage: str) -> dict[str, Any] | None:
     """The section `data`. Return the arguments of the data of `eval_dataset`, if there are any."""
     base = _sample_args(given, model)
     if asked.data is not None:
@@ -85,12 +106,16 @@ def _put_data(given: Given, asked: Asked, model: str, *, texts: bool) -> dict[st
         given.job["data"] = instead(asked.data, base)
         return None
     given.required("dataset", "the names of the data sets")
-    name, args = joined(sets_of(given, "dataset", texts=texts), given.source)
+    name, args = joined(sets_of(given, "dataset", stage), given.source)
     if name == "instructions":
         given.notes["dataset"] = "instruction and input are joined by a blank line (theirs: by a line feed)"
     if name == "text":
         given.job["data"] = {"name": name, "args": {**args, **of_texts(base)}}
         return None
+    if name == "preferences":
+        base = of_pairs(base)
+        for key in ("packing", "neat_packing", "mask_history"):
+            given.notes[key] = "pairs are padded, and their last answers compared"
     if given.said("max_samples"):
         if len(given.names("dataset")) == 1:
             args["limit"] = given.positive("max_samples")
@@ -99,7 +124,7 @@ def _put_data(given: Given, asked: Asked, model: str, *, texts: bool) -> dict[st
     given.job["data"] = {"name": name, "args": {**args, **base}}
     if not given.said("eval_dataset"):
         return None
-    _, other = joined(sets_of(given, "eval_dataset", texts=False), given.source)
+    _, other = joined(sets_of(given, "eval_dataset", stage), given.source)
     return {"args": {key: value for key, value in other.items() if args.get(key) != value}}
 
 

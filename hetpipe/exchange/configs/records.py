@@ -59,7 +59,9 @@ def joined(sets: Sequence[Set], source: str) -> tuple[str, dict[str, Any]]:
 def instead(data: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
     """The section `data` that a user names in the place of a configuration's, with what the configuration says of samples
     (`args`) where it is a function of hetpipe's that takes it; its own arguments come first."""
-    kept = {"chat": args, "instructions": args, "text": of_texts(args)}.get(str(data.get("name")), {})
+    kept = {"chat": args, "instructions": args, "text": of_texts(args), "preferences": of_pairs(args)}.get(
+        str(data.get("name")), {}
+    )
     own = data.get("args") or {}
     if not isinstance(own, Mapping):
         raise InputError(f"--data: args must be a mapping, found {shown(own)}")
@@ -71,6 +73,11 @@ def of_texts(args: Mapping[str, Any]) -> dict[str, Any]:
     return {"context": args["length"], "tokenizer": args["tokenizer"], "test_fraction": args["test_fraction"]}
 
 
+def of_pairs(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of preferences, from those of chats: rows of pairs are padded, and their last answers compared."""
+    return {key: value for key, value in args.items() if key not in ("pack", "turns")}
+
+
 def _is_known(key: str, theirs: str) -> bool:
     """Whether hetpipe reads this name of theirs as ours without being told."""
     return theirs == key or theirs in KNOWN_ANYWAY.get(key, ()) or OTHER_NAMES.get(theirs) == key
@@ -80,7 +87,12 @@ def count(data: Mapping[str, Any]) -> int | None:
     """How many records a job's data have that train; None if that cannot be known from the files alone."""
     args = data["args"]
     files = [args["file"]] if isinstance(args.get("file"), str) else args.get("file")
-    if data.get("name") not in ("chat", "instructions") or args.get("pack") or not files or not all(map(os.path.exists, files)):
+    if (
+        data.get("name") not in ("chat", "instructions", "preferences")
+        or args.get("pack")
+        or not files
+        or not all(map(os.path.exists, files))
+    ):
         return None
     records, held = sum(1 for _ in Source.of(files, limit=args.get("limit")).records()), args.get("test_fraction", 0)
     return records - int(records * held)
