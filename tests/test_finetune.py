@@ -399,3 +399,6 @@ def test_what_else_could_be_is_told_with_both_numbers() -> None:
     job = made_of(filled(drafted(), ModelFacts(), facts(5))).job
     loads = how_to_load(Finetuned(statement=None, folder=Path("o/adapter")), job)  # type: ignore[arg-type]
     assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("tiny"), "o/adapter")' in loads
+    scored = job.model_copy(update={"loss": job.loss.model_copy(update={"name": "reward"})})
+    loads = how_to_load(Finetuned(statement=None, folder=Path("o/adapter")), scored)  # type: ignore[arg-type]
+    assert 'AutoModelForSequenceClassification.from_pretrained("tiny", num_labels=1), "o/adapter")' in loads

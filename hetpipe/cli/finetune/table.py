@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from hetpipe.documents.job import Job
+from hetpipe.documents.sections.loss import REWARD
 from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.finetune.program import Finetuned
@@ -91,13 +92,15 @@ def numbered(count: int) -> str:
 
 def how_to_load(found: Finetuned, job: Job) -> str:
     """Lines of Python."""
-    load, there = "AutoModelForCausalLM.from_pretrained", found.folder if found.folder is not None else Path()
-    lines, taken = list[str](), ["AutoModelForCausalLM"]
+    there, scores = found.folder if found.folder is not None else Path(), job.loss.name == REWARD
+    lines, taken = list[str](), ["AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"]
+    load = f"{taken[0]}.from_pretrained"
     if job.adapter is None:
         lines = [f'model = {load}("{there}")']
     else:
         name, _, revision = str(job.model.args.get("weights")).partition("@")
         at = f', revision="{revision}"' if revision else ""
+        at += ", num_labels=1" if scores else ""
         lines = [f'model = PeftModel.from_pretrained({load}("{name}"{at}), "{there}")']
         if (there / GENERATION).is_file():
             taken.append("GenerationConfig")

@@ -60,9 +60,10 @@ def write_beside(target: Path, origin: Origin | None, state: TrainerState | Loop
     if words is None:
         return
     _write_tokenizer(target, words, base)
-    if whole and origin is not None and hasattr(origin.model, SCORE):
+    scores = origin is not None and hasattr(origin.model, SCORE)
+    if whole and scores:
         _write_pad(target, words.ends)
-    if origin is not None and words.ends:
+    if origin is not None and words.ends and not scores:
         _write_ends(target, origin, words.ends)
 
 
