@@ -17,7 +17,7 @@ import pytest
 import hetpipe
 from hetpipe import InputError
 from hetpipe.documents.job import Job
-from hetpipe.documents.sections.log import LogSection
+from hetpipe.documents.sections.log import TOOLS, LogSection
 from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.observers.loggers import LOGGERS, curves, evaluation_curves
 from hetpipe.training.observers.records import EvaluationRecord, StepRecord
@@ -209,3 +209,7 @@ def test_a_logger_that_is_not_there_is_told_before_anything_is_measured(
     with pytest.raises(InputError) as caught:
         check_loggers(Job.read(Folder(tmp_path).job(log=log, train=train())))
     assert message in str(caught.value)
+
+
+def test_what_is_named_is_there() -> None:
+    assert tuple(LOGGERS) == TOOLS

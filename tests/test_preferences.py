@@ -270,6 +270,10 @@ def test_devices_that_join_have_the_reference_that_the_run_began_with(words: str
             "chosen": {"from": "gpt", "value": "Yes."},
             "rejected": {"from": "gpt", "value": "No."},
         },
+        *(
+            {key: [{"role": "user", "content": "Hello!"}], "chosen": "Yes.", "rejected": "No."}
+            for key in ("dialogue", "conversation", "messages")
+        ),
     ],
     ids=lambda record: ",".join(record),
 )

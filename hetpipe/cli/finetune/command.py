@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetpipe.cli.terminal import Verbose, install_watching, nothing_else
+from hetpipe.documents.sections.log import TOOLS
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError
 from hetpipe.files.screen import Screen
@@ -79,7 +80,7 @@ METHOD = (
     "What is learned: sft, the answers of the data; or of data with a better and a worse answer, dpo, simpo or orpo, to prefer "
     "the better one, or reward, to score answers."
 )
-LOG_TO = "Send the curves to tensorboard, wandb, mlflow or trackio, too. May be repeated."
+LOG_TO = f"Send the curves to {', '.join(TOOLS[:-1])} or {TOOLS[-1]}, too. May be repeated."
 CLUSTER = "The devices: cluster.yaml. By default all devices of this machine, or under torchrun of all machines."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
 EMULATE = f"Emulate these cards by CPU processes, each as name:memory:slowdown: '{EXAMPLE}'. Give it once for each machine."

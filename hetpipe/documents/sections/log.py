@@ -16,6 +16,7 @@ class ObserverSection(Named):
 
 
 JSON_LINES = "jsonl"
+TOOLS = ("tensorboard", "wandb", "mlflow", "trackio")  # that draw curves, besides
 
 
 class LogSection(Strict):

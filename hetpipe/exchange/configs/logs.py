@@ -7,11 +7,11 @@ from math import ceil
 from pathlib import PurePath
 from typing import Any
 
+from hetpipe.documents.sections.log import TOOLS
 from hetpipe.exchange.configs.given import Given
 from hetpipe.exchange.configs.schedule import Run
 from hetpipe.files.messages import InputError
 
-TOOLS = ("tensorboard", "wandb", "mlflow", "trackio")
 UNKNOWN = "how many steps an epoch has is not known before the data are read. Write {where} yourself"
 BEST = "the job exports the checkpoint of the best evaluation; theirs the last, unless load_best_model_at_end is true"
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetpipe.files.messages import shown
+from hetpipe.language.formats.chats import MESSAGES
 from hetpipe.language.formats.columns import MARKS, OF_PREFERENCES, OF_RECORDS, Columns
 from hetpipe.language.records.record import UnusableError
 
 PAIRED = re.compile(r"(.*_)?(chosen|rejected)(_(response|messages?|answer|completion|output))?")
 QUESTIONS = ("prompt", "question", "instruction", "query")
 JUDGED = ("label", "kto_tag")
+ASKED = ("prompt", *MESSAGES, "question", "instruction")  # what a question stands under, or the turns before the answer
 
 
 def refuse_preferences(record: Mapping[str, Any]) -> None:
@@ -56,12 +58,12 @@ def _with(left: Mapping[str, Any], answer: object) -> dict[str, Any]:
     if isinstance(answer, dict):
         answer = [answer]
     own = dict(left)
-    asked = next((key for key in ("prompt", "messages", "conversations", "question", "instruction") if own.get(key)), None)
+    asked = next((key for key in ASKED if own.get(key)), None)
     if isinstance(answer, list) and (asked is None or _holds(answer, own[asked])):
-        for key in ("prompt", "messages", "conversations", "question", "instruction"):
+        for key in ASKED:
             own.pop(key, None)
         return {**own, "messages": answer}
-    if asked in ("messages", "conversations"):
+    if asked in MESSAGES:
         own["prompt"] = own.pop(asked)
     return {**own, "completion": answer}
 
