@@ -155,6 +155,20 @@ def test_evaluations_of_other_samples_are_counted_anew(tmp_path: Path, capfd: py
     assert best_of_job(job, job.checkpoint.folder).name == f"step-{second.best.step:08d}"
 
 
+def test_a_run_that_had_ended_is_evaluated_on_other_samples_and_exports_what_was(tmp_path: Path) -> None:
+    """Its newest weights were evaluated, and those of the evaluation before were exported; a job of fewer steps called them
+    those of its own last step."""
+    file = folder_of(tmp_path, "one device")
+    ended = trained(file, "evaluate={every_steps: 4}")
+    assert ended.best is not None
+    assert ended.best.step < 40
+    own = "evaluate={every_steps: 4, data: {args: {samples: 20, seed: 2}}}"
+    again = trained(file, "train.steps=8", own, f"export={{folder: {tmp_path}/weights}}")
+    assert again.best is not None
+    assert (again.best.step, again.exported_step, again.evaluations[-1].step) == (40, 40, 40)
+    assert str(json.loads((tmp_path / "weights" / "hetpipe_export.json").read_text())["checkpoint"]).endswith("step-00000040")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -179,6 +193,24 @@ def test_what_cannot_be_evaluated(tmp_path: Path) -> None:
         build_metric(Loss(function=mse), EvaluateSection(metric="accuracy"))
     with pytest.raises(RankFailure, match="evaluate.data 'random_classification' has no argument 'sample'; did you mean 's"):
         trained(file, "evaluate.data={args: {sample: 3}}")
+
+
+def one_number(outputs: Tensor, targets: Tensor) -> float:
+    return 3.0
+
+
+def no_number(outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+    return math.nan, len(targets)
+
+
+def test_a_metric_that_gives_something_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = folder_of(tmp_path, "one device")
+    own = "evaluate={{every_steps: 2, metric: {{target: 'tests.test_evaluate:{}', better: lower}}}}"
+    with pytest.raises(RankFailure, match=r"must return \(sum, count\), two numbers .* returned 3.0"):
+        trained(file, own.format("one_number"), "train.steps=2")
+    result = trained(file, own.format("no_number"), "train.steps=2")
+    assert result.best is None
+    assert "note: the evaluation after step 2 gave no_number nan, so none is the best so far" in capfd.readouterr().err
 
 
 def best_of(samples: int = 5, data: Content | None = None, **section: Any) -> Best:

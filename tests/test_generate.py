@@ -96,6 +96,8 @@ def test_it_writes_what_transformers_does(where: str, trained: tuple[Path, Path]
     out = model.generate(torch.tensor([PROMPT]), max_new_tokens=6, do_sample=False)[0, 3:].tolist()
     ended = run("generate", tmp_path / where, text(PROMPT), "--tokens", 6)
     assert (ended.code, ended.out) == (0, f"{text(out)}\n"), ended.err
+    before = run("generate", source, text(PROMPT), "--tokens", 6)
+    assert (before.code, before.out) == (0, ended.out), "the base itself, which is what was saved here"
     found = json.loads(run("generate", tmp_path / where, text(PROMPT), "--tokens", 6, "--json").out)
     assert found == {"checkpoint": str(folder / "step-00000001"), "prompt": text(PROMPT), "text": text(out), "tokens": 6}
 
@@ -274,7 +276,9 @@ def test_what_is_no_language_model_or_no_run(tmp_path: Path, run: Command) -> No
         f"holds no checkpoints (folders step-… with a trainer.json). {tmp_path / 'mlp'} holds some: name that folder"
         in refusal(run, tmp_path, "w3")
     )
-    assert "It holds weights as transformers and peft load them. Name the run's job" in refusal(run, tmp_path / "source", "w3")
+    assert "has no causal language model of type 't5'" in refusal(run, tmp_path / "source", "w3")
+    (tmp_path / "empty" / "adapter_config.json").write_text("{}")
+    assert "It holds weights as transformers and peft load them. Name the run's job" in refusal(run, tmp_path / "empty", "w3")
     assert "nowhere" in refusal(run, tmp_path / "nowhere", "w3")
     loop = registry.model("mlp")(**mlp)
     own = {key: value for key, value in STATE.items() if key in ("scheduler", "scheduler_state", "scheduled")}

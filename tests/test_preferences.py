@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hetpipe import InputError
@@ -205,7 +206,13 @@ def test_a_run_that_resumes_has_the_reference_that_it_began_with(words: str, tmp
     assert first.losses + second.losses == truth.losses
     with pytest.raises(RankFailure, match=r"says of other answers than those that are trained, or eva"):
         run("parts", "train.steps=6", "evaluate.data={args: {limit: 5}}")
-    (tmp_path / "parts" / "saved" / "reference.safetensors").unlink()
+    file = tmp_path / "parts" / "saved" / "reference.safetensors"
+    kept = load_file(file)
+    for other in ({k: v - 1 for k, v in kept.items()}, {k: v[:3].contiguous() for k, v in kept.items()}):
+        save_file(other, file)
+        with pytest.raises(RankFailure, match=r"reference.safetensors is not as this run has written it"):
+            run("parts", "train.steps=6")
+    file.unlink()
     with pytest.raises(RankFailure, match=r"reference.safetensors is missing, which holds what the reference says"):
         run("parts", "train.steps=6")
 
@@ -312,6 +319,8 @@ def test_what_is_refused(words: str, tmp_path: Path) -> None:
     assert "no key rejected, beside which the data has a better and a worse answer" in refusal(
         preferences, file=bad, tokenizer=words
     )
+    null = lines(tmp_path / "null.jsonl", [{"prompt": "Hello!", "chosen": None, "rejected": "No."}])
+    assert "its chosen is empty (None)" in refusal(preferences, file=null, tokenizer=words)
     assert "from which data: {name: preferences} and loss: {name: dpo} (--method dpo) learn" in refusal(
         chat, file=good, tokenizer=words
     )

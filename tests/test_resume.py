@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from hetpipe.training.start import run_everywhere, train_rank
 from hetpipe.training.trainer import checkpoint_bytes
 from tests.support.commands import finish, start
 from tests.support.jobs import STATE, Folder, train
+from tests.support.runs import ONE, trained
 from tests.support.saving import older_version
 from tests.test_checkpoint import ALONE, OPTIMIZERS, net, steps
 
@@ -241,6 +243,30 @@ def test_a_changed_rate_is_the_one_that_trains(tmp_path: Path, capfd: pytest.Cap
     assert [line["learning_rate"] for line in folder.lines("log/metrics.jsonl")] == pytest.approx([0.001, 0.0, 0.001])
     told = capfd.readouterr().err
     assert "the schedule CosineAnnealingLR ends at step 4 of 5, behind which the learning rate rises again" in told
+    assert "To give it the length of the run: 'train.scheduler={name: CosineAnnealingLR, T_max: 2, from_step: 3}'" in told
+
+
+def test_a_run_that_ended_with_its_schedule_gets_another_one_for_more_steps(tmp_path: Path) -> None:
+    """It went on with a rate that rose again."""
+    folder = Folder(tmp_path)
+    cosine = {"name": "CosineAnnealingLR", "T_max": 2, "warmup_steps": 1}
+    file = folder.ready(
+        (1,),
+        ONE,
+        train=train(steps=3, scheduler=cosine),
+        checkpoint={"folder": str(tmp_path / "saved"), "every_steps": 1},
+        log={"folder": str(tmp_path / "log"), "every_steps": 1},
+    )
+    trained(file)
+    with pytest.raises(
+        RankFailure, match="ends at step 3 of 6, behind which the learning rate rises again. Let another"
+    ) as found:
+        trained(file, "train.steps=6")
+    (advice,) = re.findall(r"--set '(train.scheduler=.*?})'", str(found.value))
+    trained(file, "train.steps=6", advice)
+    rates = [line["learning_rate"] for line in folder.lines("log/metrics.jsonl")]
+    assert rates == sorted(rates[:3], reverse=True) + sorted(rates[3:], reverse=True)
+    assert rates[3] == pytest.approx(0.01 * 0.75)
 
 
 # ---- folders ----

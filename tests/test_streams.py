@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
 from hetpipe import DataSplits, Made, Streamed
 from hetpipe.building.build import build_data, build_layers, build_model, optimizer_factory
+from hetpipe.building.content import look
 from hetpipe.building.feed import Batch, Feed, Reading
 from hetpipe.building.fused import with_labels
 from hetpipe.building.streams.records import Bookmark
@@ -133,6 +136,65 @@ def test_samples_of_other_ranks_are_passed_over_without_being_made() -> None:
     for first in range(0, 60, 12):
         stream.__getitems__([first + 3, first + 4])
     assert made == [n for first in range(0, 60, 12) for n in (first + 3, first + 4)]
+
+
+class Broken(Plain):
+    """Fails at a record; or its state does."""
+
+    fails = False
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            if self.fails and number == 50:
+                raise ValueError("line 51 cannot be read")
+            yield number
+
+
+class Stateless(Plain):
+    def state_dict(self) -> dict[str, int]:
+        raise RuntimeError("no state before iter")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("never asked")
+
+
+class Mistaken(WithState):
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.count == 60:
+            raise AttributeError("another version")
+        super().load_state_dict(state)
+
+
+def test_what_fails_in_a_stream_is_told_as_it_is() -> None:
+    """A state that does not help is as none; a record that cannot be read is no other record."""
+    whole = [number for number, _ in Streamed(Plain(), lambda n: (n, n)).__getitems__(list(range(40, 60)))]
+    for kind in (Broken, Stateless, Mistaken):
+        first = Streamed(kind(), lambda n: (n, n))
+        first.__getitems__(list(range(40, 60)))
+        assert first.bookmark is not None
+        mark = Bookmark.model_validate_json(first.bookmark)
+        again = Streamed(kind(), lambda n: (n, n))
+        again.rewind(mark)
+        assert [number for number, _ in again.__getitems__(list(range(40, 60)))] == whole
+    broken = Broken()
+    broken.fails = True
+    rest = Streamed(broken, lambda n: (n, n))
+    rest.rewind(mark)
+    with pytest.raises(ValueError, match="line 51 cannot be read"):
+        rest.__getitems__([60])
+
+
+def test_records_may_hold_anything() -> None:
+    records: list[Any] = [
+        {"picture": Image.new("RGB", (2, 2), (i, 0, 0)), "own": Plain(i), "text": "a" * 2000 + str(i), "none": None}
+        for i in range(40)
+    ]
+    stream = Streamed(records, lambda record: (record["text"][-1], record["picture"].getpixel((0, 0))[0]))
+    assert stream[7] == ("7", 7)
+    marks = [look(0, {"x": value}) for value in ("a" * 2000 + "b", "a" * 2000 + "c", torch.eye(2).to_sparse(), torch.eye(2))]
+    assert len({mark.digest for mark in marks}) == 3
+    pictures = [look(0, Image.new("L", (2, 2), shade)).digest for shade in (1, 2, 1)]
+    assert pictures[0] == pictures[2] != pictures[1]
 
 
 def by_hand(job: Job, numbers: list[list[int]]) -> tuple[list[float], list[Tensor]]:

@@ -4,9 +4,11 @@ same, and a run that goes on from a checkpoint whether its data are those of bef
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -23,6 +25,7 @@ FEW_SAMPLES, MANY_SAMPLES = (
     31,
 )  # samples that are looked at, of data that cannot be looked at as a whole; the few are among the many
 CONTENT_TOLERANCE = 1e-5  # by which what another processor has computed may differ, of the sum of all numbers
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -159,11 +162,17 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _plain(value: Any) -> Any:
+    """Pictures and the like as numbers."""
+    return value if isinstance(value, str | bytes) or not hasattr(value, "__array_interface__") else np.array(value)
+
+
 def _note(value: Any, own: Any, sums: list[tuple[float, float]]) -> None:
     try:
-        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(value)
+        tensor = value.detach().cpu().to_dense() if isinstance(value, Tensor) else torch.as_tensor(_plain(value))
     except (TypeError, ValueError, RuntimeError):
-        own.update(f"{type(value).__name__} {value!s:.1000}".encode())
+        text = ADDRESS.sub("", str(value))  # of an object that has no text of its own
+        own.update(f"{type(value).__name__} {text}".encode("utf-8", "surrogatepass"))
         return
     own.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     flat = torch.view_as_real(tensor.resolve_conj()).reshape(-1) if tensor.is_complex() else tensor.reshape(-1)

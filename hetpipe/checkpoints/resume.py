@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -161,6 +161,13 @@ def _of_schedule(refused: Sequence[str], scheduled: bool, step: int) -> str:
     return f"; to go on with another schedule, let it begin here: train.scheduler.from_step={step}"
 
 
+@dataclass
+class Beside:
+    """What a run has kept beside its checkpoints, by digests: of what its `reference` says of each set of samples."""
+
+    reference: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """What of a run changes from step to step on this rank. Its tensors go by the whole model's names (see `state_tensors`), the
@@ -172,6 +179,7 @@ class RunState:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     feed: Feed
     best: Best
+    beside: Beside = field(default_factory=Beside)
 
     def plain(self) -> dict[str, Any]:
         """All but its tensors: the same on every rank."""
@@ -183,6 +191,7 @@ class RunState:
             "scheduled": scheduled(self.optimizer),
             "loss_scale": self.engine.loss_scale.state_dict(),
             **({"evaluated": found} if (found := self.best.state_dict()) is not None else {}),
+            **({"reference": self.beside.reference} if self.beside.reference else {}),
         }
 
     def take_over(self, state: TrainerState, source: str, *, scheduled: bool = True) -> None:
@@ -192,6 +201,7 @@ class RunState:
             self.feed.load_state_dict(state.sampler.model_dump(), state.stream)
         except ValueError as error:
             raise InputError(f"{source}: {error}") from error
+        self.beside.reference = dict(state.reference)
         if self.scheduler is not None and scheduled:
             take_over(self.scheduler, self.optimizer, state)
         if state.loss_scale is not None:

@@ -141,10 +141,11 @@ SamplerPosition = Annotated[
 class TrainerState(SavedState):
     """Of a job's run: its place in the data, optimizer and schedule. `loss` is that of the last step; `job` is what the run
     depended on (see `resume`), `data` what was in its data; `stream` is given where these are a stream;
-    `evaluated` is given once evaluations were compared."""
+    `evaluated` is given once evaluations were compared, `reference` (digests of what it says) where there is one."""
 
     loss: Number | None = None
     evaluated: SavedBest | None = None
+    reference: dict[Name, Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]] = Field(default_factory=dict)
     data: Content | None = None
     sampler: SamplerPosition
     stream: Bookmark | None = None

@@ -14,10 +14,12 @@ import typer
 from hetpipe.cli.weights import of_job
 from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError, cut, shown
+from hetpipe.language.records.source import HUB
 from hetpipe.language.writing.template import SWITCHES, Thinking
 from hetpipe.processes.progress import Activity, warn
 
 TRUST = "trust_remote_code"
+ENDINGS = (".yaml", ".yml", ".json")  # of a job's file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +31,9 @@ def generate(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A job's file, a checkpoint, or a folder of checkpoints, of which the newest is taken."
+            metavar="RUN",
+            help="A job's file, a checkpoint, or a folder of checkpoints, of which the newest is taken. Or a model of "
+            "transformers that was not trained here: its folder, or its name on Hugging Face.",
         ),
     ],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text that the model continues.")],
@@ -65,6 +69,11 @@ def generate(
     from hetpipe.checkpoints.training_state import said_of
     from hetpipe.training.results.exported import best_of_job
 
+    if (base := _base_in(run)) is not None:
+        asked = Asked(prompt, tokenizer, tokens, temperature, seed, _switched(thinking, chat=chat))
+        with Activity("reading the model"):
+            _print(base, _of_base(base, asked, trusted=trust_remote_code), prompt, as_json=as_json)
+        return
     job = Job.read(run) if not run.is_dir() else None
     found = best_of_job(job, of_job(job, run)) if job is not None else find_checkpoint(run)
     said = said_of(found) or (_keys(job) if job is not None else {})
@@ -72,19 +81,45 @@ def generate(
         said = _with_base_of(job, said)
     if thinking is None:
         thinking = said.get("data.args.thinking")
-    elif not chat:
-        raise InputError(f"--thinking {thinking} is for a template of chats, so give --chat, too")
+    else:
+        _switched(thinking, chat=chat)
     _check_trust(said, job, found, trusted=trust_remote_code)
     _note_writing(found, chat=chat)
-    switch = dict.fromkeys(SWITCHES, thinking == "on") if thinking is not None else {}
-    asked = Asked(prompt, tokenizer, tokens, temperature, seed, switch if chat else None)
+    asked = Asked(prompt, tokenizer, tokens, temperature, seed, _switched(thinking, chat=True) if chat else None)
     with Activity("reading the checkpoint"):
-        text, count = _written(build_layers(_job_of(said, found)), found, asked)
-    if as_json:
-        shape = {"checkpoint": str(found), "prompt": prompt, "text": text, "tokens": count}
-        sys.stdout.write(json.dumps(shape, indent=1) + "\n")
-    else:
-        sys.stdout.write(f"{text}\n")
+        written = _written(build_layers(_job_of(said, found)), found, asked)
+    _print(str(found), written, prompt, as_json=as_json)
+
+
+def _print(source: str, written: tuple[str, int], prompt: str, *, as_json: bool) -> None:
+    text, count = written
+    shape = {"checkpoint": source, "prompt": prompt, "text": text, "tokens": count}
+    sys.stdout.write(f"{json.dumps(shape, indent=1) if as_json else text}\n")
+
+
+def _switched(thinking: Thinking | None, *, chat: bool) -> dict[str, bool] | None:
+    """What a template of chats is told; None without one. InputError if it is to be told something, and there is none."""
+    if thinking is not None and not chat:
+        raise InputError(f"--thinking {thinking} is for a template of chats, so give --chat, too")
+    if not chat:
+        return None
+    return dict.fromkeys(SWITCHES, thinking == "on") if thinking is not None else {}
+
+
+def _base_in(run: Path) -> str | None:
+    """The model of transformers that is named in the place of a run: by its folder, or by its name on Hugging Face."""
+    if run.is_dir():
+        return str(run) if (run / "config.json").is_file() else None
+    return str(run) if not run.exists() and HUB.fullmatch(str(run)) and run.suffix not in ENDINGS else None
+
+
+def _of_base(name: str, asked: Asked, *, trusted: bool) -> tuple[str, int]:
+    """What a model writes that was not trained here. InputError if it is no causal language model."""
+    from hetpipe.hf.folder import WeightFolder
+    from hetpipe.hf.replay.classes import classes_of
+
+    folder = WeightFolder(name, code=trusted)
+    return _continued(folder.path, classes_of(folder, None, trusted).model, asked)
 
 
 class Asked(NamedTuple):
@@ -173,8 +208,6 @@ def _job_of(said: Mapping[str, Any], found: Stored) -> Job:
 
 def _written(layers: nn.Sequential, found: Stored, asked: Asked) -> tuple[str, int]:
     """What the model adds, and how many tokens that is."""
-    import torch
-
     from hetpipe.hf.chain import HFLayer
     from hetpipe.hf.exports.export import export_weights
     from hetpipe.layers.adapters.adapt import adapter_of
@@ -188,10 +221,18 @@ def _written(layers: nn.Sequential, found: Stored, asked: Asked) -> tuple[str, i
         )
     with TemporaryDirectory(prefix="hetpipe-") as place:
         folder = export_weights(layers, found, Path(place, "model"), merge=adapter_of(layers) is not None)
-        words = _tokenizer(asked.tokenizer, folder)
-        ids = _ids(words, asked)
-        _check_ids(ids, asked.tokens, model.config.get_text_config())
-        model = type(model).from_pretrained(folder, dtype="auto").eval()
+        return _continued(folder, type(model), asked)
+
+
+def _continued(folder: Path, model_class: Any, asked: Asked) -> tuple[str, int]:
+    """What the model in a folder adds to the prompt, and how many tokens that is."""
+    import torch
+
+    words = _tokenizer(asked.tokenizer, folder)
+    ids = _ids(words, asked)
+    config = model_class.config_class.from_pretrained(folder)
+    _check_ids(ids, asked.tokens, config.get_text_config())
+    model = model_class.from_pretrained(folder, dtype="auto").eval()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(asked.seed)
     given = torch.tensor([ids], device=device)

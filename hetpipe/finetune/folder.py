@@ -130,8 +130,10 @@ def _is_called_otherwise(key: str, was: Any, now: Any, saved: dict[str, Any]) ->
 
 def _rate(changed: list[str], state: TrainerState, steps: int) -> str:
     """How the run goes on at another rate."""
-    if state.step >= steps or not all(line.startswith((RATE, OF_SCHEDULE)) for line in changed):
+    if not all(line.startswith((RATE, OF_SCHEDULE)) for line in changed):
         return ""
+    if state.step >= steps:
+        return f"; that run has ended, at step {state.step}: to go on from there at this rate, ask for more --epochs or --steps"
     return f"; to resume this run from step {state.step}: --set train.scheduler.from_step={state.step}"
 
 

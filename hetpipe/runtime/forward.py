@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.documents.plan import Plan
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, cut
 from hetpipe.layers.model import Model, RowShapes, Tensors, Wanted, as_tuple, as_value, batch_size, evaluating, row_shapes, select
 from hetpipe.layers.numbers import callers_autocast, computing
 from hetpipe.layers.split import TensorSpec
@@ -311,11 +311,23 @@ class ForwardEngine(Holder, ABC):
             sums[0] += float(self._mean_loss(output, wanted)) * wanted.weight
             sums[1] += wanted.weight
             if metric is not None:
-                hits, count = metric(output, wanted.targets)
+                hits, count = _sum_and_count(metric(output, wanted.targets))
                 sums[2] += hits
                 sums[3] += count
 
         return score
+
+
+def _sum_and_count(found: Any) -> tuple[float, float]:
+    """InputError if a metric gives something else."""
+    try:
+        hits, count = found
+        return float(hits), float(count)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            "the metric of an evaluation must return (sum, count), two numbers for the micro-batch that it is given; it returned "
+            f"{cut(str(found), 200)}"
+        ) from error
 
 
 def _as_given(part: Any) -> Any:

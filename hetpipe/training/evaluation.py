@@ -16,7 +16,7 @@ from hetpipe.checkpoints.best import Best, Measured
 from hetpipe.documents.job import Job
 from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.layers.model import Loss
-from hetpipe.processes.progress import Activity
+from hetpipe.processes.progress import Activity, warn
 from hetpipe.runtime.base import Evaluation
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.training.observers.records import EvaluationRecord
@@ -66,7 +66,10 @@ class Evaluator:
         mean = hits / (counted or 1.0) if self.metric is not None else None
         self.done = step, self.engine.world.first(Evaluation(losses / (weight or 1.0), mean, weight, counted))
         found = self.done[1]
-        is_best = self.best.note(step, found.loss if self.section.metric == "loss" else found.metric)
+        value = found.loss if self.section.metric == "loss" else found.metric
+        is_best = self.best.note(step, value)
+        if self.section.every_steps is not None and self.best.saved is None and self.engine.world.is_main:
+            warn(f"note: the evaluation after step {step} gave {self.section.called} {value}, so none is the best so far")
         return self._record(step, found, is_best=is_best)
 
     def _record(self, step: int, found: Evaluation, *, is_best: bool) -> EvaluationRecord:

@@ -18,6 +18,7 @@ from hetpipe.building.feed import Batch, Feed, Reading, sampler_of
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.documents.job import Job
 from hetpipe.documents.profiles.lengths import LengthFactor
+from hetpipe.files.messages import InputError
 from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import say, warn
@@ -71,8 +72,6 @@ class Loop:
         self.feed = Feed(session.data.train, sampler, self._own, self.reading)
         begin = job.train.scheduler.from_step if job.train.scheduler is not None else 0
         scheduler = build_scheduler(job.train.scheduler, optimizer, self.total - begin)
-        if engine.world.is_main:
-            _note_end_of_schedule(job, self.total)
         self.evaluator = Evaluator(job, session, engine, self.reading, self._own)
         self.state = RunState(
             train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed, best=self.evaluator.best
@@ -97,7 +96,9 @@ class Loop:
         RunStopped where a signal asked for the end, after the step in which it did. `predicted`: the mean step; the `lengths`
         of a profile say how others differ."""
         start = self._resume()
-        find_reference(self.job, self.session, self.engine, self.reading, self._own, begins=start == 0)
+        self.total = max(self.total, start)  # a job may ask for fewer steps than its run has done
+        _check_end_of_schedule(self.job, start, self.total, is_main=self.engine.world.is_main)
+        find_reference(self.job, self.session, self.engine, self.reading, self._own, self.state.beside, begins=start == 0)
         self.metrics.begin(start, predicted, lengths)
         end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:
@@ -260,12 +261,17 @@ class Loop:
         return state.step
 
 
-def _note_end_of_schedule(job: Job, total: int) -> None:
+def _check_end_of_schedule(job: Job, start: int, total: int, *, is_main: bool) -> None:
+    """Say that a schedule ends before the run does. InputError if a run that had ended with its schedule is made longer."""
     section = job.train.scheduler
-    if section is not None and section.end_step is not None and section.end_step < total:
-        behind = "rises again" if section.name == "CosineAnnealingLR" else "is that of its end"
-        warn(
-            f"note: the schedule {section.name} ends at step {section.end_step} of {total}, behind which the learning rate "
-            f"{behind}: "
-            "give it the length of the run"
-        )
+    if section is None or section.end_step is None or section.end_step >= total:
+        return
+    behind = "rises again" if section.name == "CosineAnnealingLR" else "is that of its end"
+    told = f"the schedule {section.name} ends at step {section.end_step} of {total}, behind which the learning rate {behind}"
+    key = {"CosineAnnealingLR": "T_max"}.get(section.name, "total_iters")
+    anew = f"train.scheduler={{name: {section.name}, {key}: {total - start}, from_step: {start}}}"
+    if start == section.end_step:
+        raise InputError(f"{told}. Let another schedule begin at this step, such as --set '{anew}'")
+    if is_main:
+        advice = f"{key}: {total - section.from_step - section.warmup_steps}" if start <= section.from_step else f"'{anew}'"
+        warn(f"note: {told}. To give it the length of the run: {advice}")

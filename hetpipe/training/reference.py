@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpipe.building.content import Content
+from hetpipe.building.content import Content, digest_of_tensors
 from hetpipe.building.data import Preferences, size_for
 from hetpipe.building.feed import Ask, Reading
+from hetpipe.checkpoints.resume import Beside
 from hetpipe.checkpoints.stores.tensor_files import save_tensors
 from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
@@ -28,7 +29,9 @@ WITH_REFERENCE = ("dpo",)  # losses
 Own = Callable[[Tensor], Tensor | None]  # of the numbers of a global batch, those of this rank
 
 
-def find_reference(job: Job, session: Session, engine: PlanEngine, reading: Reading, own: Own, *, begins: bool) -> None:
+def find_reference(
+    job: Job, session: Session, engine: PlanEngine, reading: Reading, own: Own, beside: Beside, *, begins: bool
+) -> None:
     """Let the job's preferences have their reference: computed if the run `begins`, else as a rank that trained before has it, or
     as the run has kept it. InputError if it is lost, or of other samples. Collective."""
     parts: list[tuple[Any, Content | None]] = [(session.data.train, session.content), (session.data.test, session.evaluated)]
@@ -39,13 +42,14 @@ def find_reference(job: Job, session: Session, engine: PlanEngine, reading: Read
     known = next((every for every in world.gather(here) if None not in every.values()), None)
     file = Path(job.checkpoint.folder) / FILE if job.checkpoint is not None else None
     if known is None and not begins:
-        known = world.together(lambda: _load(file, list(here)))
+        known = world.together(lambda: _load(file, {key: len(part) for part, key in wanted}, beside.reference))
     if known is None:
         known = {key: _computed(part, job, engine, reading, own) for part, key in wanted}
         if file is not None:
             world.on_main(lambda: _save(known, file))
     for part, key in wanted:
         part.reference_log_probabilities = known[key]
+    beside.reference = {key: digest_of_tensors([found]) for key, found in known.items()}
 
 
 def _key(content: Content) -> str:
@@ -83,8 +87,9 @@ def _save(found: dict[str, Tensor], file: Path) -> None:
     written.replace(file)
 
 
-def _load(file: Path | None, keys: list[str]) -> dict[str, Tensor]:
-    """Read what the run has kept. Of other samples the model as it was at the begin can say nothing any more."""
+def _load(file: Path | None, counts: dict[str, int], digests: dict[str, str]) -> dict[str, Tensor]:
+    """Read what the run has kept for so many samples of each key. Of others the model as it was at the begin can say nothing any
+    more. InputError if it is not as the checkpoint says by its digests."""
     if file is None:
         raise InputError(
             "the run has trained already, and none of the devices that go on has what the reference said of the answers before. "
@@ -96,9 +101,16 @@ def _load(file: Path | None, keys: list[str]) -> dict[str, Tensor]:
             "back, or name another checkpoint.folder to begin anew"
         )
     tensors = TensorFiles(names_in(file))
-    if any(key not in tensors for key in keys):
+    if any(key not in tensors for key in counts):
         raise InputError(
             f"{file} holds what the reference says of other answers than those that are trained, or evaluated, now. Set the data "
             "back, or name another checkpoint.folder to begin anew"
         )
-    return {key: tensors.read(key) for key in keys}
+    known = {key: tensors.read(key) for key in counts}
+    same = all(digests.get(key) in (None, digest_of_tensors([found])) for key, found in known.items())
+    if not same or any(known[key].shape != (count, 2) for key, count in counts.items()):
+        raise InputError(
+            f"{file} is not as this run has written it: what it says of the answers is not what the checkpoint was trained with. "
+            "Put the run's own file back, or name another checkpoint.folder to begin anew"
+        )
+    return known

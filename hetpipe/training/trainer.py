@@ -61,7 +61,7 @@ class Trainer:
             assert result.plan is not None
             write_folder(folder, result.plan, profile, result)  # of a run that was finished, what it left stays
             write_report(folder, result.plan, profile, session.cluster, result.measured, lambda: curve_of(job, result, folder))
-        if (exported := export_run(job)) is not None:
+        if (exported := export_run(job, result.best)) is not None:
             result.exported, result.exported_step = exported
         return result
 

@@ -25,6 +25,10 @@ class Bookmark(Strict):
     last_record: Looked
 
 
+class StateError(InputError):
+    """A source does not take a state."""
+
+
 class Place(NamedTuple):
     """A Bookmark without its records."""
 
@@ -67,6 +71,13 @@ class Records:
         self.passes, self.begins, self._open = self.passes + 1, self.number, None
         return self.read()
 
+    def close(self) -> None:
+        """Read no more. Some sources are wrong if a pass begins while another is open."""
+        close = getattr(self._open, "close", None)
+        self._open = None
+        if close is not None:
+            close()
+
     def place(self) -> Place:
         """Return the present place."""
         state = plain_state(self.source) if self._open is not None and self.leads_back else self._state
@@ -77,7 +88,10 @@ class Records:
             self.source.set_epoch(self.passes)
         state, self._state = self._state or self.fresh, None
         if state is not None:
-            self.source.load_state_dict(state)  # type: ignore[attr-defined]
+            try:
+                self.source.load_state_dict(state)  # type: ignore[attr-defined]
+            except Exception as error:  # whatever a source says of a state that is another's
+                raise StateError(f"{_kind(self.source)} does not take its state: {type(error).__name__}: {error}") from error
         found = iter(self.source)
         if found is self.source:
             raise InputError(
@@ -91,10 +105,10 @@ def plain_state(source: object) -> dict[str, Any] | None:
     """Return what the `state_dict` of a source gives; None if it has none that a checkpoint can hold in plain values."""
     if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
         return None
-    state = source.state_dict()
     try:
+        state = source.state_dict()
         text = json.dumps(state)
-    except (TypeError, ValueError):
+    except Exception:  # whatever a source says that has no state now
         return None
     plain: Any = json.loads(text)
     return plain if isinstance(plain, dict) and plain == state else None

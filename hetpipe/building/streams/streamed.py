@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
 from hetpipe.building.content import Looked, look
-from hetpipe.building.streams.records import Bookmark, Place, Records, plain_state
+from hetpipe.building.streams.records import Bookmark, Place, Records, StateError, plain_state
 from hetpipe.files.messages import InputError
 from hetpipe.processes.environment import own_rank
 from hetpipe.processes.progress import Activity, warn
@@ -46,6 +46,7 @@ class Streamed(Dataset[Any]):
         self._leads_back = True
         self._head = list[Any]()
         self._from: Bookmark | None = None
+        self._reader: Records | None = None
         self.rewind()
 
     def then(self, change: Callable[[Any], Any]) -> Streamed:
@@ -58,11 +59,16 @@ class Streamed(Dataset[Any]):
     def rewind(self, to: Bookmark | None = None) -> None:
         """Close what is open. The next samples are read from a bookmark on, by default from the last one that was given."""
         self._from = to or self._from
-        self._reader: Records | None = None
+        self._close()
         self._window = dict[int, Any]()  # the records that may still be asked for, by their numbers
         self._low = 0  # the number of the first of them
         self._marks = list[tuple[Place, Looked]]()  # with the record that follows
         self._last: Looked | None = None  # record that was read
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
 
     @property
     def bookmark(self) -> str | None:
@@ -86,6 +92,7 @@ class Streamed(Dataset[Any]):
             return [self._head[number] for number in numbers]
         low = min(numbers) // self.shuffle * self.shuffle
         if self._reader is None or low < self._low:
+            self._close()
             self._reader = self._opened(low)
         self._forget_below(low)
         self._read_up_to(max(numbers) + 1, self._reader)
@@ -98,10 +105,12 @@ class Streamed(Dataset[Any]):
         self._head = [reader.read() for _ in range(HEAD // 2)]
         mark = reader.place()
         self._head += [reader.read() for _ in range(HEAD - HEAD // 2)]
+        reader.close()
         if not self._gives_head(self._records(None), 0, HEAD // 2):
             raise InputError(
                 f"{type(self.records).__name__} gives other records each time it is read, so each process would read others. Let "
-                "its __iter__ begin with a seed of its own, or draw in the function `sample`, in which all processes draw alike"
+                "its __iter__ begin with a seed of its own, or draw in the function `sample`, in which all processes draw alike. "
+                "(What mixes streams in threads of its own, as some of `datasets` do, may give another order each time.)"
             )
         self._leads_back = mark.state is None or self._gives_head(self._records(mark), HEAD // 2, HEAD)
         if not self._leads_back and own_rank() == 0:
@@ -112,7 +121,9 @@ class Streamed(Dataset[Any]):
             )
 
     def _gives_head(self, reader: Records, first: int, end: int) -> bool:
-        return all(look(n, reader.read()).is_alike(look(n, self._head[n])) for n in range(first, end))
+        with closing(reader), suppress(StateError):
+            return all(look(n, reader.read()).is_alike(look(n, self._head[n])) for n in range(first, end))
+        return False
 
     def _records(self, at: Place | None) -> Records:
         return Records(self.records, self._fresh, at, leads_back=self._leads_back)
@@ -171,10 +182,11 @@ class Streamed(Dataset[Any]):
         for state in dict.fromkeys((at.state is not None, False)):
             place = Place(at.number, at.passes, at.begins, at.state if state else None)
             reader = self._records(place)
-            with suppress(LookupError, TypeError, ValueError):  # a state of other records
+            with suppress(StateError):
                 if self._leads(reader, at):
                     self._marks, self._last = [(place, at.next_record)], at.last_record
                     return reader
+            reader.close()
         raise InputError(
             f"records {at.number} to {at.last_record.number} of the stream are others than when the checkpoint was saved. Set "
             "them back, or name another checkpoint.folder to begin anew"

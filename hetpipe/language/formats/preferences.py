@@ -47,7 +47,9 @@ def sides_of(record: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any
     """The record with its better answer, and with its worse one, under our names: a chat, or a question with an answer.
     UnusableError if one is missing."""
     left = columns.of(record, (*OF_RECORDS, *MARKS, *OF_PREFERENCES))
-    if missing := [key for key in OF_PREFERENCES if left.get(key) in (None, "", [])]:
+    if empty := [key for key in OF_PREFERENCES if key in left and left[key] in (None, "", [])]:
+        raise UnusableError(f"its {empty[0]} is empty ({shown(left[empty[0]])}), beside which there is nothing to compare")
+    if missing := [key for key in OF_PREFERENCES if left.get(key) is None]:
         raise columns.missing(left, f"no key {missing[0]}, beside which the data has a better and a worse answer")
     better, worse = (left.pop(key) for key in OF_PREFERENCES)
     return _with(left, better), _with(left, worse)

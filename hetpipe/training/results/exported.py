@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hetpipe.building.build import build_layers
+from hetpipe.checkpoints.best import SavedBest
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.origin.revision import at_revision
 from hetpipe.checkpoints.stores.folder import stored_at
@@ -31,13 +32,13 @@ class Exported(NamedTuple):
     step: int
 
 
-def export_run(job: Job) -> Exported | None:
-    """Write the weights of the best evaluation's checkpoint where the job says, or of the newest if evaluations were not
-    compared, in the place of what a run has exported there before. None where there is nothing to write, or nowhere. InputError
-    where what is there is something else."""
+def export_run(job: Job, best: SavedBest | None = None) -> Exported | None:
+    """Write the weights of the checkpoint of the `best` evaluation where the job says, in the place of what a run has exported
+    there before. By default these are of the evaluation that the newest checkpoint names, or its own if evaluations were not
+    compared. None where there is nothing to write, or nowhere. InputError where what is there is something else."""
     if job.export is None or job.checkpoint is None or not list_checkpoints(job.checkpoint.folder):
         return None
-    target, checkpoint = job.export_place(), best_of_job(job, job.checkpoint.folder)
+    target, checkpoint = job.export_place(), best_checkpoint(job, find_checkpoint(job.checkpoint.folder), best)
     assert target is not None
     written = target.with_name(f".{target.name}")
     with Activity(f"writing {job.export.folder}"):
@@ -56,10 +57,10 @@ def best_of_job(job: Job, folder: str | Path) -> Stored:
     return best_checkpoint(job, find_checkpoint(folder))
 
 
-def best_checkpoint(job: Job, newest: Stored) -> Stored:
-    """The checkpoint of the best evaluation, as the newest one says it; that one itself if evaluations were not compared, or
-    with a note if the best one is gone."""
-    best = getattr(read_saved(newest), "evaluated", None)
+def best_checkpoint(job: Job, newest: Stored, best: SavedBest | None = None) -> Stored:
+    """The checkpoint of the `best` evaluation, by default of that which the newest names; the newest itself if evaluations were
+    not compared, or with a note if the best one is gone."""
+    best = best or getattr(read_saved(newest), "evaluated", None)
     if best is None or job.evaluate is None or job.evaluate.every_steps is None or name_of(best.step) == newest.name:
         return newest
     found = stored_at(Path(str(newest)).with_name(name_of(best.step)))
