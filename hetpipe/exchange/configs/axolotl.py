@@ -9,7 +9,7 @@ from hetpipe.exchange.configs.datasets import sets_of
 from hetpipe.exchange.configs.found import Asked, refuse
 from hetpipe.exchange.configs.given import Given
 from hetpipe.exchange.configs.logs import put_checkpoints, put_curves, put_evaluation, put_folders, steps_or_epoch
-from hetpipe.exchange.configs.records import count, instead, joined, of_pairs, of_texts
+from hetpipe.exchange.configs.records import SPREAD, count, instead, joined, of_pairs, of_texts
 from hetpipe.exchange.configs.schedule import Run, global_batch, length, put_optimizer, put_precision, put_schedule
 from hetpipe.files.messages import InputError
 
@@ -110,7 +110,7 @@ def _put_data(given: Given, asked: Asked, model: str, *, prefers: bool) -> dict[
     base = _sample_args(given, model)
     if asked.data is not None:
         for key in ("datasets", "test_datasets"):
-            given.notes[key] = "--data says the data"
+            given.overrule(key, "--data")
         given.job["data"] = instead(asked.data, base)
         return None
     if not given.said("datasets"):
@@ -120,6 +120,7 @@ def _put_data(given: Given, asked: Asked, model: str, *, prefers: bool) -> dict[
     if prefers:
         base = of_pairs(base)
     if name == "text":
+        given.also["sequence_len"] = "data.args.context"
         given.job["data"] = {"name": name, "args": {**args, **of_texts(base)}}
         return None
     given.job["data"] = {"name": name, "args": {**args, **base}}
@@ -135,10 +136,14 @@ def _sample_args(given: Given, model: str) -> dict[str, Any]:
     if held >= 1:
         given.lost["val_set_size"] = "it counts samples, data.args.test_fraction is a part of them. Write it, or evaluate.data"
         held = 0.0
+    elif held > 0:
+        given.notes["val_set_size"] = SPREAD
+    pack = given.flag("sample_packing")
+    given.notes["eval_sample_packing"] = "evaluation packs as training does (the loss is the same, a mean over tokens)"
     found: dict[str, Any] = {
         "tokenizer": given.text("tokenizer_config") or model,
         "length": given.positive("sequence_len"),
-        "pack": given.flag("sample_packing"),
+        "pack": pack,
         "too_long": TOO_LONG[given.one_of("excess_length_strategy", [*TOO_LONG])],
         "test_fraction": held,
     }
@@ -153,7 +158,8 @@ def _sample_args(given: Given, model: str) -> dict[str, Any]:
 def _parts(given: Given) -> dict[str, int]:
     """What a device takes in a step: micro_batch_size × gradient_accumulation_steps, or batch_size."""
     if given.said("batch_size") and not given.said("gradient_accumulation_steps"):
-        given.notes["micro_batch_size"] = "batch_size says what a device takes in a step"
+        for key in ("micro_batch_size", "gradient_accumulation_steps"):
+            given.overrule(key, "batch_size")
         return {"batch_size": given.positive("batch_size") or 1}
     return {key: given.positive(key) or 1 for key in ("micro_batch_size", "gradient_accumulation_steps")}
 
@@ -181,11 +187,11 @@ def _warmup(given: Given, run: Run) -> int | None:
 
 def _half(given: Given) -> str | None:
     """What products are computed in: bf16: auto is what each card has."""
-    if any(given.said(key) and given.flag(key) for key in ("fp16", "float16")):
-        return "fp16"
+    by = next((key for key in ("fp16", "float16", "bfloat16") if given.said(key) and given.flag(key)), None)
+    if by is not None:
+        given.overrule("bf16", by)
+        return "bf16" if by == "bfloat16" else "fp16"
     word = str(given.value("bf16")).lower()
-    if given.said("bfloat16") and given.flag("bfloat16"):
-        word = "true"
     if word == "auto":
         given.notes["bf16"] = "on each type of device the fastest that is safe (bf16, fp16 or float32)"
         return "auto"
@@ -218,8 +224,8 @@ def _how_often(given: Given, what: str, *, held: bool) -> tuple[str, int | None]
         key = "evaluation_strategy"
     if not held:
         return "no", None
-    if given.said(steps):
-        return "steps", None
-    if given.said(often):
-        return "epoch", given.positive(often)
+    for said in (steps, often):
+        if given.said(said):
+            given.overrule(key, said)
+            return ("steps", None) if said == steps else ("epoch", given.positive(often))
     return steps_or_epoch(given, key, str(given.text(key) or "epoch")), None

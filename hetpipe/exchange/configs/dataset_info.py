@@ -40,7 +40,7 @@ def sets_of(given: Given, key: str, stage: str) -> list[Set]:
         entry = info.get(name)
         if not isinstance(entry, dict):
             raise given.fault(key, f"{where / FILE} has no data set {shown(name)}{nearest(name, [*map(str, info)])}")
-        given.inner.update({f"dataset[{name}].{inner}": value for inner, value in entry.items()})
+        given.inner.update({f"{key}[{name}].{inner}": value for inner, value in entry.items()})
         found.append(_set(given, name, entry, str(where), stage))
     return found
 
@@ -103,7 +103,8 @@ def _pairs(columns: Mapping[str, Any]) -> dict[str, str]:
 def _turns(given: Given, label: str, columns: Mapping[str, Any], tags: Mapping[str, Any]) -> dict[str, str]:
     """What a data set of ShareGPT's form calls its keys and roles."""
     if tags.get(CALL[0], CALL[1]) not in (CALL[1], "tool_call"):
-        given.lost[f"dataset[{label}].tags"] = f"calls of tools are turns of the role function_call here, not {tags[CALL[0]]}"
+        lost = f"calls of tools are turns of the role function_call here, not {tags[CALL[0]]}"
+        given.lost.update({key: lost for key in given.inner if key.endswith(f"[{label}].tags")})
     found = {
         "messages": str(columns.get("messages") or "conversations"),
         "role": str(tags.get("role_tag") or "from"),

@@ -25,6 +25,8 @@ ANSWERED: Mapping[str, Mapping[str, str]] = {  # type of preferences → what it
 TEXTS = ("completion", "pretrain")
 OWN = {"field_instruction": "instruction", "field_input": "input", "field_output": "output", "field_system": "system"}
 PROMPTS = "the tokenizer's chat template writes question and answer, not the text of Alpaca's prompt (### Instruction:)"
+LEARNED = "the same: only answers of the assistant are learned"
+ENDED = "the same: the token that ends each learned answer is learned"
 TURNS = {"field_messages": "messages", "field_tools": "tools", "message_field_training": "training"}
 
 
@@ -124,6 +126,7 @@ def _turns(given: Given, label: str, entry: Mapping[str, Any]) -> dict[str, str]
     learned = entry.get("roles_to_train", ["assistant"])
     if not isinstance(learned, list) or any(role not in ("assistant", "gpt") for role in learned):
         given.lost[f"{label}.roles_to_train"] = "only answers of the assistant are learned"
+    given.notes.update({f"{label}.roles_to_train": LEARNED, f"{label}.train_on_eos": ENDED})
     if entry.get("train_on_eos", "turn") != "turn":
         given.lost[f"{label}.train_on_eos"] = "the token that ends each learned answer is learned"
     return found

@@ -12,7 +12,8 @@ from hetpipe.exchange.configs.given import Given
 from hetpipe.files.messages import InputError, cut
 
 NOTHING = "–"
-OFF = "off, there and here"
+OFF, UNSAID = "off, there and here", "not said, there and here"
+EVALUATED = ("test_datasets[", "eval_dataset[")  # entries of the data on which the run evaluates
 COLUMNS, FOUND = "data.args.columns", "hetpipe finds it without being told"
 
 
@@ -60,7 +61,8 @@ def converted(given: Given) -> Converted:
         lists[place].append(line)
     for key, known in given.table.taken.items():
         written, note = _written(given, key) if "[]" not in key else NOTHING, given.notes.get(key, "")
-        if known.default is not None and not given.said(key) and (written != NOTHING or note):
+        silent = given.said(key) or key in given.overruled
+        if known.default is not None and not silent and (written != NOTHING or note):
             lists["defaults"].append(Line(key, _text(known.default), written, note))
     return Converted(given.job, **{name: tuple(lines) for name, lines in lists.items()})
 
@@ -73,16 +75,18 @@ def _sorted(given: Given, key: str, value: Any) -> tuple[str, Line]:
         return "no_counterpart", Line(key, there, NOTHING, given.lost[key])
     if general in table.taken:
         if value in (None, ""):
-            return "taken", Line(key, there, NOTHING, "not said, there and here")
-        written = _written(given, key)
-        if value is False and not written.endswith(": false"):
+            return "taken", Line(key, there, NOTHING, UNSAID)
+        written, note = NOTHING if key in given.overruled else _written(given, key), given.notes.get(key)
+        if value is False and note is None and not written.endswith(": false"):
             return "taken", Line(key, there, NOTHING, OFF)
         silent = FOUND if table.taken[general].to == COLUMNS else "it has no effect, there and here"
-        return "taken", Line(key, there, written, given.notes.get(key, silent if written == NOTHING else ""))
+        return "taken", Line(key, there, written, note or (silent if written == NOTHING else ""))
     if (why := table.planned_why(general)) is not None:
         return "planned", Line(key, there, NOTHING, why)
-    if lack is not None and (value in (None, "", False, [], {}) or value in lack.off):
-        return "taken", Line(key, there, NOTHING, OFF)
+    if lack is not None and value in (None, "", [], {}):
+        return "taken", Line(key, there, NOTHING, UNSAID)
+    if lack is not None and (value in lack.off or value in lack.same):
+        return "taken", Line(key, there, NOTHING, OFF if value in lack.off else lack.kept)
     if lack is not None:
         return "no_counterpart", Line(key, there, NOTHING, lack.why)
     near = difflib.get_close_matches(general, table.known, 1)
@@ -93,10 +97,22 @@ def _sorted(given: Given, key: str, value: Any) -> tuple[str, Line]:
 def _written(given: Given, key: str) -> str:
     """What the job says where this key goes."""
     path = given.table.taken[_general(key)].to
-    place: Any = given.job
+    if key.startswith(EVALUATED):
+        if "evaluate" not in given.job:
+            return NOTHING
+        path = own if _at(given.job, own := f"evaluate.{path}") is not None else path
+    paths = [path, *([given.also[key]] if key in given.also else [])]
+    values = {path: value for path in paths if (value := _at(given.job, path)) is not None}
+    said = [path if isinstance(value, Mapping) else f"{path}: {_text(value)}" for path, value in values.items()]
+    return ", ".join(said) or NOTHING
+
+
+def _at(job: Mapping[str, Any], path: str) -> Any:
+    """What stands in the job at `section.key`; None for nothing."""
+    place: Any = job
     for part in path.split("."):
         place = place.get(part) if isinstance(place, Mapping) else None
-    return NOTHING if place is None else path if isinstance(place, Mapping) else f"{path}: {_text(place)}"
+    return place
 
 
 def _general(key: str) -> str:

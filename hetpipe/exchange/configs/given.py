@@ -19,7 +19,8 @@ YES, NO = ("true", "yes", "on"), ("false", "no", "off")  # as YAML 1.1 has them
 class Given:
     """The `keys` of a configuration file, and what is made of them: the `job`; `notes`, what differs for a key that is taken
     over; `lost`, why a key has no counterpart with the value that it has here. `inner`: the keys of entries of lists, such as
-    datasets[0].path."""
+    datasets[0].path. `also`: where a key goes beside the place of the table; `overruled`: keys whose default another key
+    overrules."""
 
     keys: Mapping[str, Any]
     source: str
@@ -28,6 +29,8 @@ class Given:
     notes: dict[str, str]
     lost: dict[str, str]
     inner: dict[str, Any]
+    also: dict[str, str]
+    overruled: set[str]
 
     @classmethod
     def read(cls, path: Path, table: Table) -> Given:
@@ -35,7 +38,7 @@ class Given:
         keys = read_mapping(path)
         if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys):
             raise InputError(f"{path}: expected the keys of a configuration of {table.trainer}, found {shown(keys)}")
-        return cls(keys, str(path), table, {"format": "hetpipe.job/1"}, {}, {}, {})
+        return cls(keys, str(path), table, {"format": "hetpipe.job/1"}, {}, {}, {}, {}, set())
 
     def said(self, key: str) -> bool:
         """Whether the key has a value."""
@@ -108,6 +111,11 @@ class Given:
         if (value is not None and not parts) or not all(isinstance(part, str) for part in parts):
             raise self.fault(key, "Write a list of names")
         return [part.strip() for part in parts if part.strip()]
+
+    def overrule(self, key: str, by: str) -> None:
+        """Note that this key has no say, because another one has."""
+        self.overruled.add(key)
+        self.notes[key] = f"{by} says it"
 
     def required(self, key: str, what: str) -> str:
         """A text that has to be there; `what` it is."""

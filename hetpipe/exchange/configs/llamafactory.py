@@ -10,7 +10,7 @@ from hetpipe.exchange.configs.dataset_info import sets_of
 from hetpipe.exchange.configs.found import Asked, refuse
 from hetpipe.exchange.configs.given import Given
 from hetpipe.exchange.configs.logs import known_tools, put_checkpoints, put_curves, put_evaluation, put_folders, steps_or_epoch
-from hetpipe.exchange.configs.records import count, instead, joined, of_pairs, of_texts
+from hetpipe.exchange.configs.records import SPREAD, count, instead, joined, of_pairs, of_texts
 from hetpipe.exchange.configs.schedule import Run, global_batch, length, put_optimizer, put_precision, put_schedule
 from hetpipe.files.messages import nearest
 
@@ -49,6 +49,8 @@ def convert_llamafactory(given: Given, asked: Asked) -> None:
     if given.flag("pure_bf16") and not lora:
         given.put("train.dtype", "bfloat16")
     put_precision(given, half=half, lora=lora)
+    if by := next((key for key in ("fp16", "pure_bf16") if given.flag(key)), None):
+        given.overrule("bf16", by)
     if half is None and not given.flag("pure_bf16"):
         given.notes["bf16"] = "products are computed in float32. For half precision write train.precision: bf16 (or auto)"
     _put_rest(given, run, evaluated, lora=lora)
@@ -102,7 +104,7 @@ def _put_data(given: Given, asked: Asked, model: str, stage: str) -> dict[str, A
     base = _sample_args(given, model)
     if asked.data is not None:
         for key in ("dataset", "dataset_dir", "eval_dataset"):
-            given.notes[key] = "--data says the data"
+            given.overrule(key, "--data")
         given.job["data"] = instead(asked.data, base)
         return None
     given.required("dataset", "the names of the data sets")
@@ -110,6 +112,7 @@ def _put_data(given: Given, asked: Asked, model: str, stage: str) -> dict[str, A
     if name == "instructions":
         given.notes["dataset"] = "instruction and input are joined by a blank line (theirs: by a line feed)"
     if name == "text":
+        given.also["cutoff_len"], given.notes["cutoff_len"] = "data.args.context", "texts are joined, and cut into windows"
         given.job["data"] = {"name": name, "args": {**args, **of_texts(base)}}
         return None
     if name == "preferences":
@@ -132,17 +135,24 @@ def _sample_args(given: Given, model: str) -> dict[str, Any]:
     """Arguments of the data that say what becomes of a record."""
     pack = given.flag("packing") or given.flag("neat_packing")
     held = given.number("val_size") or 0.0
-    if pack and not given.flag("neat_packing"):
-        given.notes["packing"] = "samples of a row do not see each other here (as with neat_packing)"
+    if given.flag("neat_packing") and not given.flag("packing"):
+        given.overrule("packing", "neat_packing")
+    elif pack and not given.flag("neat_packing"):
+        given.notes["packing"] = given.notes["neat_packing"] = (
+            "samples of a row do not see each other here (as with neat_packing)"
+        )
     given.notes["cutoff_len"] = "a sample that is longer is cut at its end; theirs shortens question and answer"
     if held >= 1:
         given.lost["val_size"] = "it counts samples, data.args.test_fraction is a part of them. Write it, or evaluate.data"
         held = 0.0
+    elif held > 0:
+        given.notes["val_size"] = SPREAD
     found: dict[str, Any] = {"tokenizer": model, "length": given.positive("cutoff_len"), "pack": pack, "test_fraction": held}
     if given.flag("mask_history"):
         found["turns"] = "last"
     if given.said("enable_thinking") and not given.flag("enable_thinking"):
         found["thinking"] = "off"
+        given.notes["enable_thinking"] = "answers are learned without their thoughts"
     given.notes.setdefault("enable_thinking", "each answer is learned as the record has it, with its thought or without")
     return found
 

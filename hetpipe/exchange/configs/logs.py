@@ -28,6 +28,8 @@ def put_folders(given: Given, folder: str, *, lora: bool) -> None:
 def put_checkpoints(given: Given, run: Run, strategy: str, per_epoch: int | None = None) -> None:
     """Write how often a checkpoint is saved, and how many are kept."""
     where = "checkpoint.every_steps"
+    if strategy != "steps" and not per_epoch:
+        given.overrule("save_steps", "save_strategy")
     if strategy == "steps":
         _put_steps(given, "save_steps", where, run)
     elif strategy == "epoch":
@@ -56,8 +58,10 @@ def put_evaluation(given: Given, run: Run, strategy: str, per_epoch: int | None,
     if "every_steps" in section and given.said(key):
         section["patience"] = given.positive(key)
     if "every_steps" in section and not given.flag("load_best_model_at_end"):
-        for each in ("eval_strategy", "evaluation_strategy", "eval_steps", "evals_per_epoch", given.table.held_out):
+        for each in ("eval_strategy", "evaluation_strategy", "eval_steps", "evals_per_epoch", "load_best_model_at_end"):
             given.notes.setdefault(each, BEST)
+        held_out = given.table.held_out
+        given.notes[held_out] = f"{given.notes[held_out]}; {BEST}" if held_out in given.notes else BEST
 
 
 def _put_steps(given: Given, key: str, where: str, run: Run) -> None:

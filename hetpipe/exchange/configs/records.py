@@ -14,6 +14,7 @@ KNOWN_ANYWAY: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations"),
     **{key: (key, other) for key, other in OTHER_KEYS.items()},
 }
+SPREAD = "the records that are held out are spread evenly over the data (theirs: drawn at random)"
 
 
 class Set(NamedTuple):

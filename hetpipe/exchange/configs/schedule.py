@@ -63,20 +63,37 @@ def length(given: Given, asked: Asked, batch: int, records: int | None) -> Run:
         given.put("train.steps", steps)
         if asked.steps not in (None, steps):
             given.notes["max_steps"] = f"it says the length, not --steps {asked.steps}"
-        if given.said(key):
-            given.notes[key] = f"{'max_steps' if most > 0 else '--steps'} says the length: train.steps: {steps}"
+        if most > 0:
+            given.overrule(key, "max_steps")
+        else:
+            given.notes[key] = f"--steps says the length: their {epochs:g} epochs are {steps} steps (train.steps)"
         return Run(steps, each or (None if most > 0 else max(1, round(steps / epochs))))
     if epochs == int(epochs) and epochs > 0:
         given.put("train.epochs", int(epochs))
         return Run(None if each is None else each * int(epochs), each)
     if each is None or not 0 < epochs < float("inf"):
-        raise given.fault(key, f"A job has whole epochs, or steps. {HOW_MANY}")
+        raise given.fault(key, f"A job has whole epochs, or steps. {how_many(given)}")
     given.put("train.steps", ceil(epochs * each))
     given.notes[key] = f"train.steps: {ceil(epochs * each)}, for {records} records"
     return Run(ceil(epochs * each), each)
 
 
-HOW_MANY = "Give --steps N, the number that their log says as 'Total optimization steps'"
+def how_many(given: Given) -> str:
+    """How to find the number of steps: in the log of a run, or by the command that reads the data."""
+    data, train = given.job["data"].get("args", {}), given.job["train"]
+    files = data.get("file", data.get("files", "FILES"))
+    files = files if isinstance(files, str) else " ".join(map(str, files))
+    length = data.get("length", data.get("context", "LENGTH"))
+    epochs = given.number(given.table.epochs) or 1.0
+    options = (
+        f"--length {length} --global-batch {train['global_batch']} --epochs {int(epochs) if epochs == int(epochs) else 1} "
+        f"--set data.args.test_fraction={data.get('test_fraction', 0)} --dry-run"
+    )
+    return (
+        "Give --steps N, the number that their log says as 'Total optimization steps'. Without a log, rows and steps are in the "
+        f"table that this prints: hetpipe finetune {given.job['model']['args']['weights']} {files} {options}. Or leave out "
+        "packing: samples of chats in files are counted here"
+    )
 
 
 def put_optimizer(given: Given, *, whole: bool) -> None:
@@ -122,7 +139,7 @@ def put_schedule(given: Given, run: Run, warmup: int | None) -> None:
     if run.steps is None and (goes_down or warmup is None):
         raise InputError(
             f"{given.source}: {key} is {name}, which needs the number of steps, and that is not known before the data are read "
-            f"(they are packed into rows, plain text, or not on this machine). {HOW_MANY}"
+            f"(they are packed into rows, plain text, or not on this machine). {how_many(given)}"
         )
     if name == "constant":
         given.notes[key] = "one rate, without a schedule"
@@ -169,5 +186,6 @@ def put_precision(given: Given, *, half: str | None, lora: bool) -> None:
         given.put("train.precision", half)
     if "tf32" in given.table.taken and given.said("tf32") and given.flag("tf32"):
         given.put("train.arithmetic.tf32", True)
-    if lora and half is not None:
-        given.job["adapter"].setdefault("base", "fp16" if half == "fp16" else "bf16")
+    if lora and half is not None and "base" not in given.job["adapter"]:
+        given.put("adapter.base", "fp16" if half == "fp16" else "bf16")
+        given.also.update(dict.fromkeys(("bf16", "fp16", "pure_bf16", "bfloat16", "float16"), "adapter.base"))

@@ -22,10 +22,13 @@ class Taken(Strict):
 
 
 class Answered(Strict):
-    """Keys that get the same answer. `off`: values that change nothing (beside null and false)."""
+    """Keys that get the same answer. `off`: values that switch the key off; `same`: those with which the job does what their run
+    does, as `kept` says."""
 
     why: Name
-    off: tuple[Any, ...] = ()
+    off: tuple[Any, ...] = (False,)
+    same: tuple[Any, ...] = ()
+    kept: Name = "the job does the same"
     keys: tuple[Name, ...]
 
 
