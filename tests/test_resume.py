@@ -189,10 +189,10 @@ def test_what_a_run_goes_on_with_is_said(changes: dict[str, Any], said: str | No
 def test_what_a_run_cannot_go_on_with_is_refused_with_both_values(changes: dict[str, Any], refused: str) -> None:
     with pytest.raises(InputError) as caught:
         compare(changed(), changed(**changes), Path("saved/step-00000002"), step=2)
-    begin = "" if "dtype" in refused else "; to go on with another schedule, let it begin here: train.scheduler.from_step=2"
+    begin = "" if "dtype" in refused else "To go on with another schedule, let it begin here: --set train.scheduler.from_step=2\n"
     assert str(caught.value) == (
-        "checkpoint saved/step-00000002 belongs to another job. Set these keys back, or name another checkpoint.folder to start "
-        f"anew{begin}:\n  {refused}"
+        f"checkpoint saved/step-00000002 belongs to another job:\n  {refused}\nTo resume, set these keys back.\n{begin}"
+        "To start anew, name another folder: --set checkpoint.folder=FOLDER"
     )
 
 

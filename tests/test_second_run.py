@@ -325,7 +325,7 @@ def test_another_schedule_goes_on_where_it_is_said_to_begin() -> None:
     saved, longer = changed(), {"name": "CosineAnnealingLR", "T_max": 12}
     with pytest.raises(InputError) as caught:
         compare(saved, changed(scheduler=longer), Path("checkpoints/step-00000008"), step=8)
-    assert "to go on with another schedule, let it begin here: train.scheduler.from_step=8:\n" in str(caught.value)
+    assert "\nTo go on with another schedule, let it begin here: --set train.scheduler.from_step=8\n" in str(caught.value)
     with pytest.raises(InputError) as caught:
         compare(saved, changed(scheduler=longer, dtype="float64"), Path("step-00000008"), step=8)
     assert "from_step" not in str(caught.value)

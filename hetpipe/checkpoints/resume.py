@@ -86,10 +86,11 @@ def compare(
         told[BASE] += f": {other_base(saved)}"
         refused += configured
     if refused:
+        keys = listed([told[key] for key in refused])
         raise InputError(
-            f"checkpoint {checkpoint} belongs to another job. Set these keys back, or name another checkpoint.folder to "
-            "start anew"
-            f"{_of_schedule(refused, scheduled, step)}:\n{listed([told[key] for key in refused])}"
+            f"checkpoint {checkpoint} belongs to another job:\n{keys}\n"
+            f"To resume, set these keys back.\n{_of_schedule(refused, scheduled, step)}"
+            "To start anew, name another folder: --set checkpoint.folder=FOLDER"
         )
     if not changed:
         return None
@@ -158,7 +159,7 @@ def _of_schedule(refused: Sequence[str], scheduled: bool, step: int) -> str:
     """How a run goes on under another schedule, where nothing else is in its way."""
     if not all(_is_of_schedule(key, scheduled) for key in refused):
         return ""
-    return f"; to go on with another schedule, let it begin here: train.scheduler.from_step={step}"
+    return f"To go on with another schedule, let it begin here: --set train.scheduler.from_step={step}\n"
 
 
 @dataclass

@@ -230,7 +230,9 @@ def _run(
     precision: Precision | None,
 ) -> Measured:
     total = len(kinds_of(model).measured) * (len(sizes) + 1)
-    with Activity(f"measuring {kind}{f' in {precision}' if precision else ''}", total, shown=visible) as activity:
+    what = "this machine's processor, which paces the emulated devices," if kind == HOST else kind
+    title = f"measuring {what}{f' in {precision}' if precision else ''}"
+    with Activity(title.removesuffix(","), total, shown=visible) as activity:
         return measure_device(
             model,
             kind,
