@@ -42,11 +42,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_values_with_which_the_job_does_the_same_are_no_lack() -> None:
     """`quantization_method: bnb` was listed as off."""
-    same = {"quantization_method": "bnb", "double_quantization": True, "metric_for_best_model": "eval_loss"}
+    same = {"quantization_method": "bnb", "double_quantization": True, "metric_for_best_model": "eval_loss", "do_eval": True}
     found = made("llamafactory", changed(QLORA, **same, average_tokens_across_devices=True, flash_attn="auto"))
     assert note(found, "quantization_method") == "the same, if adapter.base is nf4 (bitsandbytes)"
     assert note(found, "double_quantization") == "the same, scales of nf4 are quantised, too (adapter.base)"
     assert note(found, "metric_for_best_model") == "the best evaluation is the one with the least loss, there and here"
+    assert note(found, "do_eval") == "data that are held out are evaluated, there and here"
     assert note(found, "flash_attn") == "chosen by itself, there and here"
     assert not {*same, "average_tokens_across_devices", "flash_attn"} & {*keys(found, "no_counterpart")}
     other = made("llamafactory", changed(QLORA, double_quantization=False, quantization_method="hqq"))
@@ -82,7 +83,8 @@ def test_a_key_that_another_one_overrules_is_not_shown_with_its_value() -> None:
 
 def test_data_that_are_evaluated_are_listed_where_they_stand() -> None:
     other = [{"path": "held.jsonl", "ds_type": "json", "type": "alpaca"}]
-    found = made("axolotl", changed(AXOLOTL_LORA, test_datasets=other))
+    found = made("axolotl", changed(AXOLOTL_LORA, test_datasets=other, val_set_size=0.0))
+    assert line(found, "val_set_size") == ("data.args.test_fraction: 0.0", "")
     assert line(found, "test_datasets[0].path")[0] == "evaluate.data.args.file: held.jsonl"
     assert line(found, "test_datasets[0].ds_type")[0] == "evaluate.data.args.file: held.jsonl"
     assert line(found, "datasets[0].path")[0] == "data.args.file: asks.jsonl"

@@ -60,8 +60,8 @@ def put_evaluation(given: Given, run: Run, strategy: str, per_epoch: int | None,
     if "every_steps" in section and not given.flag("load_best_model_at_end"):
         for each in ("eval_strategy", "evaluation_strategy", "eval_steps", "evals_per_epoch", "load_best_model_at_end"):
             given.notes.setdefault(each, BEST)
-        held_out = given.table.held_out
-        given.notes[held_out] = f"{given.notes[held_out]}; {BEST}" if held_out in given.notes else BEST
+        if (held_out := given.table.held_out) in given.notes:
+            given.notes[held_out] += f"; {BEST}"
 
 
 def _put_steps(given: Given, key: str, where: str, run: Run) -> None:
