@@ -20,6 +20,7 @@ from hetpipe.partitioners.exact import best_first, listing
 from hetpipe.partitioners.exact.best_first import ExactSearch
 from hetpipe.partitioners.exhaustive import Exhaustive
 from hetpipe.partitioners.search.floor import simple_plans
+from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes
 from hetpipe.planning.bounds import fluid_bound
 from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
 from hetpipe.predict.simulator import simulate
@@ -113,7 +114,9 @@ class TestAutoIsTheOracle:
         assert (found is None) == (best is None and not simple)
         if found is not None:
             least = min([*simple, *([] if best is None else [best[0]])])
-            assert found[0] == pytest.approx(least, rel=1e-12)
+            sizes = {size for replica in found[1].replicas for size in replica.microbatch_sizes[:1]}
+            of_class = sizes <= {*microbatch_sizes(problem)} or all(len(r.microbatch_sizes) == 1 for r in found[1].replicas)
+            assert found[0] == pytest.approx(least, rel=1e-12) if of_class else found[0] <= least * (1 + 1e-12)
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)

@@ -44,6 +44,9 @@ def evil(folder: Folder) -> Folder:
     names = {word: word + (kept.sub("", EVIL) if word in ("n0", "n1") else EVIL + MARKUP) for word in words}
     for name in ("profile.json", "plan.json"):
         folder.write(name, renamed(folder.read(name), names))
+    plan = folder.read("plan.json")
+    first = plan["replicas"][0]
+    folder.write("one.json", {**plan, "replicas": [first], "global_batch": sum(first["microbatch_sizes"]), "predicted": None})
     cluster = renamed(yaml.safe_load((folder.path / "cluster.yaml").read_text()), names)
     for node in cluster["nodes"]:
         node["host"] = f"host-of-{node['name']}"
@@ -64,7 +67,7 @@ COMMANDS = [
     ("show", "plan.json", *GIVEN, "-o", "plan.html"),
     ("show", "plan.json", "--cluster", "other.yaml"),
     ("simulate", "--plan", "plan.json", "--profile", "small.json", "--cluster", "cluster.yaml"),
-    *[("export", "plan.json", "--to", target, "--cluster", "cluster.yaml", "--json") for target in TARGETS],
+    *[("export", "one.json", "--to", target, "--cluster", "cluster.yaml", "--json") for target in TARGETS],
 ]
 
 

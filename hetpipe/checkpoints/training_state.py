@@ -17,7 +17,7 @@ from hetpipe.checkpoints.best import SavedBest
 from hetpipe.checkpoints.digests import Digest, Written, digest_of
 from hetpipe.checkpoints.schedule import Scheduled, state_differences
 from hetpipe.checkpoints.stores.store import Stored
-from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Seed, Strict, read_mapping
+from hetpipe.files.formats import UNNAMED, Count, Document, Flag, Name, Number, Positive, Seed, Strict, read_mapping
 from hetpipe.files.messages import InputError, listed, shown
 
 FORMAT = "hetpipe.checkpoint/1"
@@ -129,12 +129,12 @@ class StreamPosition(Strict):
 
 
 def _kind_of(value: Any) -> str:
-    said = value.get("kind", "epochs") if isinstance(value, Mapping) else getattr(value, "kind", "epochs")
-    return said if isinstance(said, str) else "epochs"
+    said = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+    return "stream" if said == "stream" else UNNAMED
 
 
 SamplerPosition = Annotated[
-    Annotated[EpochPosition, Tag("epochs")] | Annotated[StreamPosition, Tag("stream")], Discriminator(_kind_of)
+    Annotated[EpochPosition, Tag(UNNAMED)] | Annotated[StreamPosition, Tag("stream")], Discriminator(_kind_of)
 ]
 
 

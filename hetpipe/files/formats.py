@@ -87,7 +87,7 @@ def explained(error: ValidationError) -> list[str]:
     """Every fault: where, what, and what was given."""
     lines = []
     for item in error.errors(include_url=False):
-        where = ".".join(_place(part) for part in item["loc"]) or "top level"
+        where = ".".join(_place(part) for part in item["loc"] if part != UNNAMED) or "top level"
         given, reason = item["input"], item.get("ctx", {}).get("error")
         if isinstance(reason, Faults):
             lines += [f"{where}: {fault}" for fault in reason.faults]
@@ -95,6 +95,9 @@ def explained(error: ValidationError) -> list[str]:
             got = f" (got {shown(given)})" if isinstance(given, str | int | float | bool) else ""
             lines.append(f"{where}: {item['msg'].removeprefix('Value error, ')}{got}")
     return lines
+
+
+UNNAMED = ""  # the tag of the kind of a union that files need not name
 
 
 def _place(part: int | str) -> str:
