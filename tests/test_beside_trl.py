@@ -182,8 +182,8 @@ SHORT = [{**record, "prompt": ".:?!,"[i % 5]} for i, record in enumerate(records
     ("theirs", "loss", "pairs", "args"),
     [
         (Dpo, {"name": "dpo", "beta": 0.3}, records(), {}),
-        (SimPo, {"name": "simpo", "beta": 2.0, "gamma": 0.3}, records(), {}),
-        (Orpo, {"name": "orpo", "beta": 0.3}, SHORT, {"template": "none"}),
+        pytest.param(SimPo, {"name": "simpo", "beta": 2.0, "gamma": 0.3}, records(), {}, marks=pytest.mark.thorough),
+        pytest.param(Orpo, {"name": "orpo", "beta": 0.3}, SHORT, {"template": "none"}, marks=pytest.mark.thorough),
         (Reward, {"name": "reward"}, records(), {}),
     ],
     ids=["dpo", "simpo", "orpo", "reward"],

@@ -417,7 +417,10 @@ def test_the_command_writes_a_job_and_lists_every_key(run: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "text"), [("llamafactory", changed(LORA, bf16=False)), ("axolotl", AXOLOTL_LORA)])
+@pytest.mark.parametrize(
+    ("trainer", "text"),
+    [("llamafactory", changed(LORA, bf16=False)), pytest.param("axolotl", AXOLOTL_LORA, marks=pytest.mark.thorough)],
+)
 def test_a_converted_job_trains(run: Command, home: Path, trainer: str, text: str) -> None:
     small_model(home / "tiny")
     (home / "run.yaml").write_text(text)

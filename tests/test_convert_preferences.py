@@ -139,7 +139,7 @@ def test_what_axolotl_has_and_hetpipe_has_not() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "text"), [("llamafactory", DPO), ("axolotl", SIMPO)])
+@pytest.mark.parametrize(("trainer", "text"), [("llamafactory", DPO), pytest.param("axolotl", SIMPO, marks=pytest.mark.thorough)])
 def test_a_converted_job_trains(run: Command, home: Path, trainer: str, text: str) -> None:
     small_model(home / "tiny", num_hidden_layers=1)
     (home / "run.yaml").write_text(changed(text, num_train_epochs=1) if trainer == "llamafactory" else text)

@@ -121,7 +121,7 @@ def test_accumulation_and_clipping(tmp_path: Path, expected: Parameters) -> None
     assert distance(found, expected) < ROUNDING
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_accelerate(tmp_path: Path, expected: Parameters) -> None:
     assert distance(by_torchrun(tmp_path, "with_accelerate.py", "--shares", "6", "2"), expected) < ROUNDING
 

@@ -87,7 +87,7 @@ def test_from_a_folder_and_chats_to_an_adapter(tmp_path: Path, monkeypatch: pyte
     assert json.loads(second.out)["folder"] == "second/adapter"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_parameters_train_and_a_whole_model_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Command) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -69,6 +69,7 @@ def few_unlike_nodes(**options: Any) -> Problem:
 
 
 class TestNeverSlower:
+    @pytest.mark.thorough
     def test_seventy_two_devices_over_slow_links(self) -> None:
         """`fasop` was not tried above 32 devices: its plan takes 18.3 s, and that of `auto` took 20.0 s."""
         problem = unlike_nodes()
@@ -94,6 +95,7 @@ class TestNeverSlower:
         least = solution.lower_bound_seconds
         assert least is None or least <= min(steps.values(), default=math.inf) * ROUNDING
 
+    @pytest.mark.thorough
     @settings(max_examples=6, **UNHURRIED)
     @given(crowds(most_devices=24, prices=True), st.sampled_from([0.6, 1.0, 1.5]), st.sampled_from([None, 1.0, 1.3]))
     def test_within_limits(self, problem: Problem, part: float, slack: float | None) -> None:
@@ -130,6 +132,7 @@ class TestNeverSlower:
         assert step(problem, Auto()(problem).plan) == step(problem, best)
 
 
+@pytest.mark.thorough
 def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one draft: the first that fits; and `auto`, which looks at as few of each rule, is no slower."""
     problem, rule, looked = unlike_nodes(), Fasop(), list[float]()
@@ -150,7 +153,7 @@ def test_a_rule_has_a_plan_however_few_are_looked_at(monkeypatch: pytest.MonkeyP
     assert step(problem, Auto()(problem).plan) <= few
 
 
-@pytest.mark.parametrize(("name", "most"), [("HUGE", 0), ("EFFORT", 0.0)])
+@pytest.mark.parametrize(("name", "most"), [pytest.param("HUGE", 0, marks=pytest.mark.thorough), ("EFFORT", 0.0)])
 def test_a_rule_has_a_plan_however_long_a_simulation_takes(monkeypatch: pytest.MonkeyPatch, name: str, most: float) -> None:
     """It is the one of the fewest tasks; and `auto` is no slower."""
     problem = unlike_nodes()

@@ -52,7 +52,7 @@ def test_a_checkpoint_of_fastspeed(tmp_path: Path, zipped: bool) -> None:
 
 
 @pytest.mark.parametrize("part", ["config.json", "model.safetensors", "model.safetensors.index.json"])
-@pytest.mark.parametrize("model", ["gpt2", "llama", "bert", "t5"])
+@pytest.mark.parametrize("model", ["gpt2", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("llama", "bert", "t5"))])
 def test_a_folder_of_transformers(tmp_path: Path, model: str, part: str) -> None:
     """All three parts of one model are mutated; of other models only the configuration, since the rest is read alike."""
     if model != "gpt2" and part != "config.json":

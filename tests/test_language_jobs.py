@@ -61,7 +61,11 @@ def job(folder: Folder, *, fused: bool = False, **options: Any) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({}, marks=pytest.mark.thorough), {"mask": True, "fused": True}, {"pack": True, "length": 64, "fused": True}],
+    [
+        pytest.param({}, marks=pytest.mark.thorough),
+        pytest.param({"mask": True, "fused": True}, marks=pytest.mark.thorough),
+        {"pack": True, "length": 64, "fused": True},
+    ],
     ids=str,
 )
 def test_chats_train_over_unequal_replicas_as_on_one_device(tmp_path: Path, options: dict[str, Any]) -> None:

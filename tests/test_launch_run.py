@@ -74,7 +74,10 @@ class TestRun:
         return min(int(each.name) for each in found if b"sh\0-c" not in (each / "cmdline").read_bytes())
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(("victim", "code", "node"), [(b"-u\0-m\0hetpipe", 1, "n[01]"), (b"--node-rank", 137, "n1")])
+    @pytest.mark.parametrize(
+        ("victim", "code", "node"),
+        [pytest.param(b"-u\0-m\0hetpipe", 1, "n[01]", marks=pytest.mark.thorough), (b"--node-rank", 137, "n1")],
+    )
     def test_a_killed_host_ends_the_others(self, folder: Folder, victim: bytes, code: int, node: str) -> None:
         """A rank, which both nodes notice; and the torchrun of a node."""
         ended = self.stopped(folder, signal.SIGKILL, victim)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.commands import ROOT, THREADS_LEFT, Command, Ended, finish, free_port, start
 from tests.support.pages import SPAN, Page, commands, pages
 
-ALWAYS = {"README.md", "docs/tutorial.md"}  # followed by `make test`; `make test-all` follows all
+ALWAYS = {"README.md"}  # followed by `make test`; `make test-all` follows all
 FOLLOWED = [page for page in pages() if any(block.language == "sh" for block in page.blocks)]
 
 

@@ -125,7 +125,7 @@ class TestAutoIsTheOracle:
     def test_five_devices_seven_layers(self, problem: Problem) -> None:
         agree(problem)
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     @pytest.mark.timeout(1800)
     @settings(max_examples=8, **UNHURRIED)
     @given(problems(most_devices=6, most_layers=6, most_batch=5, least_devices=6))

@@ -166,7 +166,7 @@ def test_with_adapters_the_reference_is_the_base(words: str, tmp_path: Path) -> 
     assert found[0][3] < found[0][0]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # that the score is drawn at random; and what peft has of transformers
 def test_a_reward_model_by_adapters(words: str, tmp_path: Path) -> None:
     """The same under every plan; peft's own model, with what was exported, gives the scores of the best evaluation."""

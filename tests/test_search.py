@@ -79,6 +79,7 @@ def test_effort_that_ends_says_nothing_of_what_is_possible() -> None:
     assert lower.run(step, 1e8) == pytest.approx(again.run(step, 1e8), rel=0.01)
 
 
+@pytest.mark.thorough
 @settings(max_examples=10, **UNHURRIED)
 @given(problem=crowds(24).filter(searchable))
 def test_no_plan_of_many_devices_is_below_the_bound(problem: Problem) -> None:

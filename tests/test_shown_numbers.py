@@ -251,7 +251,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     assert len(text) < 1_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_pipeline_of_a_hundred_stages_is_a_page_below_a_megabyte(tmp_path: Path) -> None:
     cluster = make_cluster([{"slow": 8}] * 13, memory=10**12, link=LINK)
     times = [0.01] * 104

@@ -81,6 +81,7 @@ def test_sigterm_ends_a_run_after_its_step_saved(tmp_path: Path) -> None:
     check_resumed(folder, step)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path) -> None:
     folder = job(tmp_path, checkpoint=None)
     process = start(["-m", "hetpipe", "train", "job.yaml"], tmp_path, str(tmp_path))

@@ -77,7 +77,7 @@ def test_two_agents_train_the_same_job_to_the_same_parameters(tmp_path: Path) ->
         torch.testing.assert_close(theirs[key], value, rtol=0, atol=1e-10, msg=key)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_torchrun_without_a_cluster_file_finds_its_devices_measures_and_plans(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     measuring = {"microbatch_sizes": [2, 4], "repeats": 1, "cache": "cache"}

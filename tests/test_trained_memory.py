@@ -107,6 +107,7 @@ def test_measured_stands_beside_predicted_memory_in_one_unit() -> None:
     assert rows == [["n0/0", "1.02 MiB", "1.00 MiB", "+2.4%"], ["n0/1", "2.00 KiB", "", ""]]
 
 
+@pytest.mark.thorough
 def test_stages_of_adapters_take_the_memory_that_is_predicted_and_no_more_in_an_evaluation(tmp_path: Path) -> None:
     """The head holds little beside what it receives: in the evaluation two micro-batches more are on their way, in the buffers of
     training. Tables of positions are in each stage once."""

@@ -155,6 +155,7 @@ class TestPrecisions:
 class TestCommand:
     """In this process."""
 
+    @pytest.mark.thorough
     def test_the_example_cluster_of_zorse(self, run: Command) -> None:
         found = run("what-if", "llama-7b", "--gpus", "a6000,p40,l4,l4", "--json")
         assert found.code == 0

@@ -219,6 +219,7 @@ class TestTimes:
             assert adapted.forward[i, 0] == adapted.backward[i, 0] == 0
 
 
+@pytest.mark.thorough
 def test_the_cheapest_card_is_the_first_in_the_order_of_prices_with_which_it_fits() -> None:
     asked: dict[str, Any] = {
         "model": find_model("qwen3-8b"),

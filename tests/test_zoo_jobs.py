@@ -55,6 +55,7 @@ def test_bert_learns_packages_and_transformers_classifies_alike(tmp_path: Path) 
     assert float((found == labels).float().mean()) == pytest.approx(summary["test_accuracy"], abs=0.005)
 
 
+@pytest.mark.thorough
 def test_t5_learns_documentation() -> None:
     job = Job.read(JOBS / "t5-text.yaml", [f"cluster={CLUSTER}", "train.steps=25", "train.epochs=", "train.evaluate_samples=all"])
     result = train_reference(job)
