@@ -143,6 +143,10 @@ def test_settings_change_keys_at_any_depth(tmp_path: Path) -> None:
     assert found.model.args == {"layers": 2}
     assert found.log is not None
     assert found.log.folder == "runs/x"
+    assert found.with_log("other.yaml") is found
+    without = found.model_copy(update={"log": None})
+    logs = [without.with_log(file).log for file in ("job.yaml", "first/job.yaml", "/data/second/job.json", "../job.yaml")]
+    assert [log and log.folder for log in logs] == ["runs/job", "runs/first-job", "runs/second-job", "runs/job"]
     assert found.profiler.microbatch_sizes == (1, 3)
 
 

@@ -226,10 +226,12 @@ class Job(Document):
         return job.model_copy(update=found)
 
     def with_log(self, file: str | Path) -> Job:
-        """The job with a log: if it names no folder for that, in one in `runs` that is called like the job's file."""
+        """The job with a log: if it names no folder for that, in one in `runs` that is called like the job's file and the folder
+        that it is named in, as runs/first-job of first/job.yaml."""
         if self.log is not None:
             return self
-        return self.model_copy(update={"log": LogSection(folder=str(Path("runs") / Path(file).stem))})
+        named = [part for part in Path(file).with_suffix("").parts if part not in ("/", "..")]
+        return self.model_copy(update={"log": LogSection(folder=str(Path("runs") / "-".join(named[-2:])))})
 
     def check_files(self) -> Cluster | None:
         """Read the cluster, profile and plan files and compare them, so that a fault is found before anything starts. The cluster
