@@ -85,7 +85,7 @@ class TestRun:
         told = rf"error: node '{node}' ended with exit code {code}; the other node was told to end"
         assert re.search(told, ended.err), ended.err
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_ctrl_c_ends_all(self, folder: Folder) -> None:
         ended = self.stopped(folder, signal.SIGINT, b"")
         assert (ended.code, ended.leftover) == (130, []), ended.err
