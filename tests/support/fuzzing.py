@@ -69,7 +69,7 @@ class Place:
             now = {found: found.read_bytes() for found in self.path.rglob("*") if found.is_file()}
             if said.code:
                 lines = said.err.splitlines()
-                assert "error: " in [line[:7] for line in lines[:3]], said.err  # after what it begins, and what it notes
+                assert "error: " in [line[:7] for line in lines[:4]], said.err  # after what it begins, and what it notes
                 assert "Traceback" not in said.err
                 assert len(lines) <= 10, said.err
                 assert max(map(len, lines)) <= 1_007, said.err
