@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from hetpipe.exchange.configs import Converted
-from tests.support.chats import lines
 from tests.support.configs import (
     AXOLOTL_FULL,
     AXOLOTL_LORA,
     AXOLOTL_QLORA,
     FULL,
-    INFO,
     LORA,
     QLORA,
     changed,
+    data_home,
     keys,
     made,
     note,
     refused,
 )
-from tests.support.finetuning import chats
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the data of the configurations, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps(INFO))
-    chats(tmp_path / "data/talks.jsonl", 24)
-    lines(tmp_path / "data/asks.jsonl", [{"ask": f"{i}?", "reply": f"{i}."} for i in range(7)])
-    pairs = [{"instruction": f"Say {i}", "input": "", "output": f"{i}."} for i in range(20)]
-    for name in ("asks.jsonl", "held.jsonl"):
-        lines(tmp_path / name, pairs)
-    return tmp_path
+    return data_home(tmp_path)
 
 
 def test_values_with_which_the_job_does_the_same_are_no_lack() -> None:

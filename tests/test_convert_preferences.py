@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from hetpipe.documents.job import Job
 from tests.support.chats import lines
 from tests.support.commands import Command
-from tests.support.configs import AXOLOTL_LORA, LORA, changed, keys, made, note, refused
-from tests.support.finetuning import small_model
+from tests.support.configs import AXOLOTL_LORA, LORA, changed, keys, made, note, refused, trained_steps
 from tests.test_preferences import records
 
 DPO = changed(LORA, stage="dpo", dataset="better", pref_beta=0.2, lora_dropout=0.1, bf16=False)
@@ -140,13 +138,6 @@ def test_what_axolotl_has_and_hetpipe_has_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "text"), [("llamafactory", DPO), pytest.param("axolotl", SIMPO, marks=pytest.mark.thorough)])
-def test_a_converted_job_trains(run: Command, home: Path, trainer: str, text: str) -> None:
-    small_model(home / "tiny", num_hidden_layers=1)
-    (home / "run.yaml").write_text(changed(text, num_train_epochs=1) if trainer == "llamafactory" else text)
-    assert run("convert", trainer, "run.yaml", "--devices", "2").code == 0
-    ended = run("train", "job.yaml", "--json")
-    assert ended.code == 0, ended.err
-    job = Job.read("job.yaml")
-    assert job.export is not None
-    assert (home / job.export.folder / "adapter_model.safetensors").is_file()
-    assert json.loads(ended.out)["steps"] == 2
+def test_a_converted_job_trains(run: Command, trainer: str, text: str) -> None:
+    text = changed(text, num_train_epochs=1) if trainer == "llamafactory" else text
+    assert trained_steps(run, trainer, text, num_hidden_layers=1) == 2

@@ -36,7 +36,7 @@ def possible(row: Row) -> float:
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
-    """Of all rows, how many times as fast hetpipe is, as geometric means."""
+    """Return the geometric means over all rows of how many times as fast hetpipe is."""
     beside = {"the best of all others": (), f"the best without {ALIKE!r}": (ALIKE,), "the best that uses all cards": (ALIKE, ONE)}
     found = {name: geometric_mean([median(gains(row, without)) for row in rows]) for name, without in beside.items()}
     return found | {"the best of all others, if work were water": geometric_mean([*map(possible, rows)])}
@@ -55,7 +55,7 @@ def missing(row: Row, way: str) -> str:
 
 
 def memory(row: Row, way: str) -> str:
-    """Of each card the most bytes that a way took, of those that it has."""
+    """List the most bytes that a way took on each card, beside those that the card has."""
     peaks = row["ways"][way]["peak_bytes"]
     return ", ".join(f"{kind} {peaks.get(card, 0) / MIB:.0f} of {size / MIB:.0f}" for card, (kind, size) in row["cards"].items())
 

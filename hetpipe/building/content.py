@@ -171,7 +171,7 @@ def _note(value: Any, own: Any, sums: list[tuple[float, float]]) -> None:
     try:
         tensor = value.detach().cpu().to_dense() if isinstance(value, Tensor) else torch.as_tensor(_plain(value))
     except (TypeError, ValueError, RuntimeError):
-        text = ADDRESS.sub("", str(value))  # of an object that has no text of its own
+        text = value if isinstance(value, str) else ADDRESS.sub("", str(value))  # many objects tell no more than their address
         own.update(f"{type(value).__name__} {text}".encode("utf-8", "surrogatepass"))
         return
     own.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -171,7 +171,8 @@ class Preferences(Protocol):
     def __len__(self) -> int: ...
 
     def scored(self) -> Any:
-        """The same pairs with whole rows, of which labels mark the last token only."""
+        """Return the same pairs with whole rows. Their labels mark the last token only."""
+        ...
 
 
 def count_of(dataset: object) -> int | None:

@@ -213,12 +213,17 @@ class Feed:
 
     def __init__(self, dataset: MapDataset, sampler: Sampler, share: Callable[[Tensor], Tensor | None], reading: Reading) -> None:
         self.dataset, self.sampler, self.share, self.reading = dataset, sampler, share, reading
-        self.bookmark: Bookmark | None = None  # of a stream, on ranks that read it
+        self._bookmark: str | None = None  # as JSON, of which only a checkpoint makes more
         self._state = sampler.state_dict()
 
     def state_dict(self) -> Any:
         """The place in the data after the batch that was given last, whatever is read ahead of it."""
         return self._state
+
+    @property
+    def bookmark(self) -> Bookmark | None:
+        """The place in a stream at or before the samples that follow; None on ranks that do not read it."""
+        return Bookmark.model_validate_json(self._bookmark) if self._bookmark is not None else None
 
     def load_state_dict(self, state: Any, bookmark: Bookmark | None = None) -> None:
         """Go on from there, in a stream with the help of a bookmark. ValueError if it is of other data."""
@@ -228,7 +233,8 @@ class Feed:
                 f"the checkpoint was saved over {was}, and the data are {now}: resume on the same data, or start anew"
             )
         self.sampler.load_state_dict(state)
-        self._state, self.bookmark = self.sampler.state_dict(), bookmark
+        self._state = self.sampler.state_dict()
+        self._bookmark = bookmark.model_dump_json() if bookmark is not None else None
 
     @contextmanager
     def open(self, steps: int, what: Callable[[], str]) -> Iterator[Iterator[Batch]]:
@@ -251,8 +257,7 @@ class Feed:
     def _batches(self, drawn: deque[tuple[Tensor, Any, int | None]], reader: Reader) -> Iterator[Batch]:
         for inputs, targets in reader:
             numbers, self._state, size = drawn.popleft()
-            if reader.bookmark is not None:
-                self.bookmark = Bookmark.model_validate_json(reader.bookmark)
+            self._bookmark = reader.bookmark or self._bookmark
             yield Batch(numbers, self._state.get("epoch", 0), inputs, targets, reader.seconds, size)
 
 

@@ -69,8 +69,8 @@ def generate(
     from hetpipe.checkpoints.training_state import said_of
     from hetpipe.training.results.exported import best_of_job
 
+    asked = Asked(prompt, tokenizer, tokens, temperature, seed, _switched(thinking, chat=chat))
     if (base := _base_in(run)) is not None:
-        asked = Asked(prompt, tokenizer, tokens, temperature, seed, _switched(thinking, chat=chat))
         with Activity("reading the model"):
             _print(base, _of_base(base, asked, trusted=trust_remote_code), prompt, as_json=as_json)
         return
@@ -79,13 +79,10 @@ def generate(
     said = said_of(found) or (_keys(job) if job is not None else {})
     if job is not None:
         said = _with_base_of(job, said)
-    if thinking is None:
-        thinking = said.get("data.args.thinking")
-    else:
-        _switched(thinking, chat=chat)
+    if chat and thinking is None:
+        asked = asked._replace(chat=_switched(said.get("data.args.thinking"), chat=True))
     _check_trust(said, job, found, trusted=trust_remote_code)
     _note_writing(found, chat=chat)
-    asked = Asked(prompt, tokenizer, tokens, temperature, seed, _switched(thinking, chat=True) if chat else None)
     with Activity("reading the checkpoint"):
         written = _written(build_layers(_job_of(said, found)), found, asked)
     _print(str(found), written, prompt, as_json=as_json)

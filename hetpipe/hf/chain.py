@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _FREE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache")  # of no weight
 _LABELS = ("id2label", "label2id")
+SCORE = "score"  # what transformers calls the linear layer of a classifier of texts
 
 
 class HFLayer(nn.Module):

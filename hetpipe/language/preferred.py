@@ -30,7 +30,7 @@ class Pairs(Dataset[Any]):
         self.whole = False
 
     def scored(self) -> Pairs:
-        """The same with whole rows, up to the last token that is learned, which is marked by the only label of its row."""
+        """Return the same pairs with whole rows. A row ends with the last token that is learned, whose label is its only one."""
         found = Pairs(self.sequences, [size + 1 for size in self.sizes], self.pad)
         found.lengths, found.whole = found.lengths + 1, True
         return found

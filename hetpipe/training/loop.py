@@ -18,7 +18,6 @@ from hetpipe.building.feed import Batch, Feed, Reading, sampler_of
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.documents.job import Job
 from hetpipe.documents.profiles.lengths import LengthFactor
-from hetpipe.files.messages import InputError
 from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import say, warn
@@ -97,7 +96,6 @@ class Loop:
         of a profile say how others differ."""
         start = self._resume()
         self.total = max(self.total, start)  # a job may ask for fewer steps than its run has done
-        _check_end_of_schedule(self.job, start, self.total, is_main=self.engine.world.is_main)
         find_reference(self.job, self.session, self.engine, self.reading, self._own, self.state.beside, begins=start == 0)
         self.metrics.begin(start, predicted, lengths)
         end = self.total if until is None else min(self.total, until)
@@ -259,19 +257,3 @@ class Loop:
         if self.evaluator.best.is_over:
             self.total = min(self.total, state.step)
         return state.step
-
-
-def _check_end_of_schedule(job: Job, start: int, total: int, *, is_main: bool) -> None:
-    """Say that a schedule ends before the run does. InputError if a run that had ended with its schedule is made longer."""
-    section = job.train.scheduler
-    if section is None or section.end_step is None or section.end_step >= total:
-        return
-    behind = "rises again" if section.name == "CosineAnnealingLR" else "is that of its end"
-    told = f"the schedule {section.name} ends at step {section.end_step} of {total}, behind which the learning rate {behind}"
-    key = {"CosineAnnealingLR": "T_max"}.get(section.name, "total_iters")
-    anew = f"train.scheduler={{name: {section.name}, {key}: {total - start}, from_step: {start}}}"
-    if start == section.end_step:
-        raise InputError(f"{told}. Let another schedule begin at this step, such as --set '{anew}'")
-    if is_main:
-        advice = f"{key}: {total - section.from_step - section.warmup_steps}" if start <= section.from_step else f"'{anew}'"
-        warn(f"note: {told}. To give it the length of the run: {advice}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from hetpipe.building.feed import sampler_of
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.checkpoints.resume import check_data
 from hetpipe.documents.job import Job
@@ -12,6 +13,7 @@ from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.sections.log import SUMMARY_FILE
 from hetpipe.files.folders import check_room
+from hetpipe.files.messages import InputError
 from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.progress import warn
@@ -44,6 +46,7 @@ class Trainer:
     def _run(self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None) -> TrainResult | None:
         job = session.job
         begins_at = check_data(job, session.content, session.world)
+        _check_end_of_schedule(job, begins_at, sampler_of(session.data.train, job.train)[1], is_main=session.world.is_main)
         session.world.on_main(lambda: check_loggers(job))
         if session.world.is_main:
             _note_model(session)
@@ -64,6 +67,23 @@ class Trainer:
         if (exported := export_run(job, result.best)) is not None:
             result.exported, result.exported_step = exported
         return result
+
+
+def _check_end_of_schedule(job: Job, start: int, total: int, *, is_main: bool) -> None:
+    """Say that a schedule ends before the run does, which goes from step `start` to `total`. InputError if a run that had ended
+    with its schedule is made longer."""
+    section = job.train.scheduler
+    if section is None or section.end_step is None or section.end_step >= total:
+        return
+    behind = "rises again" if section.name == "CosineAnnealingLR" else "is that of its end"
+    told = f"the schedule {section.name} ends at step {section.end_step} of {total}, behind which the learning rate {behind}"
+    key = {"CosineAnnealingLR": "T_max"}.get(section.name, "total_iters")
+    anew = f"train.scheduler={{name: {section.name}, {key}: {total - start}, from_step: {start}}}"
+    if start == section.end_step:
+        raise InputError(f"{told}. Let another schedule begin at this step, such as --set '{anew}'")
+    if is_main:
+        advice = f"{key}: {total - section.from_step - section.warmup_steps}" if start <= section.from_step else f"'{anew}'"
+        warn(f"note: {told}. To give it the length of the run: {advice}")
 
 
 def _expect_to_resume(job: Job) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from hetpipe.documents.job import Job
 from hetpipe.exchange.configs import Asked, Converted, convert
 from hetpipe.files.messages import InputError
+from tests.support.chats import lines
+from tests.support.commands import Command
+from tests.support.finetuning import chats, small_model
 
 LORA = """
 model_name_or_path: tiny
@@ -211,3 +216,27 @@ def keys(found: Converted, name: str) -> list[str]:
 
 def note(found: Converted, key: str) -> str:
     return next(line.note for lines in found.lists.values() for line in lines if line.key == key)
+
+
+def data_home(folder: Path) -> Path:
+    """Write the data that the configurations name into a folder."""
+    (folder / "data").mkdir()
+    (folder / "data/dataset_info.json").write_text(json.dumps(INFO))
+    chats(folder / "data/talks.jsonl", 24)
+    lines(folder / "data/asks.jsonl", [{"ask": f"{i}?", "reply": f"{i}."} for i in range(7)])
+    for name in ("asks.jsonl", "held.jsonl"):
+        lines(folder / name, [{"instruction": f"Say {i}", "input": "", "output": f"{i}."} for i in range(20)])
+    return folder
+
+
+def trained_steps(run: Command, trainer: str, text: str, **model: Any) -> int:
+    """Convert a configuration in the current folder, and train the job to its adapter. Returns how many steps it took."""
+    small_model(Path("tiny"), **model)
+    Path("run.yaml").write_text(text)
+    assert run("convert", trainer, "run.yaml", "--devices", "2").code == 0
+    ended = run("train", "job.yaml", "--json")
+    assert ended.code == 0, ended.err
+    job = Job.read("job.yaml")
+    assert job.export is not None
+    assert (Path(job.export.folder) / "adapter_model.safetensors").is_file()
+    return int(json.loads(ended.out)["steps"])

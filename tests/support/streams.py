@@ -91,7 +91,7 @@ class Repeated(Plain):
 
 
 def hugging_face(buffer: int = 0) -> Any:
-    """As `load_dataset(…, streaming=True)` gives it, in three files; mixed in a buffer of so many records."""
+    """Return what `load_dataset(…, streaming=True)` would, of three files. `buffer`: how many records are mixed, if any."""
     import datasets
 
     stream = datasets.Dataset.from_dict({"number": list(range(COUNT))}).to_iterable_dataset(num_shards=3)

@@ -50,7 +50,7 @@ class Streamed(Dataset[Any]):
         self.rewind()
 
     def then(self, change: Callable[[Any], Any]) -> Streamed:
-        """The same stream, each of whose samples is changed."""
+        """Return the same stream with each sample changed."""
         sample = self.sample
         found = Streamed(self.records, lambda record: change(sample(record) if sample else record), shuffle=self.shuffle)
         found._fresh = self._fresh

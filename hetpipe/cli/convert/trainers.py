@@ -60,9 +60,10 @@ def command(trainer: str, called: str) -> Callable[..., None]:
         options = {"": config, "-o": output, "--devices": devices, "--steps": steps, "--data": data, "--cluster": cluster}
         _convert(trainer, options, Asked(devices, steps, data_section(data), _text(cluster)), as_json)
 
-    run.__name__, run.__doc__ = (
-        trainer,
-        (f"Write the job that trains what a configuration of {called} would (SFT: LoRA, QLoRA, full), and list every key."),
+    run.__name__ = trainer
+    run.__doc__ = (
+        f"Write the job that trains what a configuration of {called} would (LoRA, QLoRA or all parameters; on answers, texts or "
+        "preferences), and list every key."
     )
     return run
 

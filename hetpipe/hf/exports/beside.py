@@ -13,7 +13,7 @@ from hetpipe.checkpoints.training_state import LoopState, TrainerState
 from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, one_line, shown
 from hetpipe.files.writing import write_text
-from hetpipe.hf.chain import Origin
+from hetpipe.hf.chain import SCORE, Origin
 from hetpipe.hf.hub import COMPANIONS
 from hetpipe.language.tokenizer import Tokenizer
 from hetpipe.language.writing.template import FILE, NONE, Template, read_template
@@ -25,7 +25,6 @@ TEMPLATES = ("chat_template.*", "additional_chat_templates")  # a tokenizer's co
 WORDS = tuple(pattern for pattern in COMPANIONS if pattern not in (GENERATION, *TEMPLATES))
 PAD = "pad_token_id"
 SIZES = ("bos_token_id", "eos_token_id", PAD)
-SCORE = "score"  # what transformers calls the head of a reward model
 DATA = "data.args."
 
 

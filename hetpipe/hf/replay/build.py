@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from hetpipe.files.messages import InputError, nearest, one_line, shown
-from hetpipe.hf.chain import drawn_seed
+from hetpipe.hf.chain import SCORE, drawn_seed
 from hetpipe.hf.configs import configure, empty_model
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.known import SIZES
 from hetpipe.hf.replay.anatomy import EXTRAS, anatomy_of
-from hetpipe.hf.replay.classes import SCORE, classes_of, scoring, text_part
+from hetpipe.hf.replay.classes import classes_of, scoring, text_part
 from hetpipe.hf.replay.compare import compare
 from hetpipe.hf.replay.layers import chain
 from hetpipe.hf.replay.skeleton import Anatomy

@@ -11,12 +11,12 @@ import torch
 from filelock import FileLock
 
 from hetpipe.files.messages import InputError, cut, nearest, one_line, shown
+from hetpipe.hf.chain import SCORE
 from hetpipe.hf.folder import WeightFolder
 
 import transformers  # isort: skip
 
 CONFIG, MODEL = "AutoConfig", "AutoModelForCausalLM"  # keys of a config.json's auto_map
-SCORE = "score"  # what transformers calls the linear layer of a classifier of texts
 
 
 class Classes(NamedTuple):

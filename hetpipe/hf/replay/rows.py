@@ -10,7 +10,8 @@ from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
 from hetpipe.building.masked import extras_of
-from hetpipe.hf.replay.classes import SCORE, causal_lm_of
+from hetpipe.hf.chain import SCORE
+from hetpipe.hf.replay.classes import causal_lm_of
 from hetpipe.hf.replay.tiny import limits_of, tiny
 from hetpipe.layers.model import Model, Tensors, as_tuple
 from hetpipe.layers.trials.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
