@@ -104,9 +104,10 @@ def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(tm
 
 def test_a_leg_ends_where_one_rank_says_so_and_a_resumed_run_begins_at_its_step(tmp_path: Path) -> None:
     """What the last rank sees in step 2 ends the leg after step 3 on all. The run under both plans has the losses of the run
-    under one, and one that is resumed asks its director at the checkpoint's step."""
+    under one, and one that is resumed asks its director at the checkpoint's step. The schedule ends where the leg does, which is
+    for a run to say, and not for a leg."""
     folder = Folder(tmp_path)
-    job = train(steps=5, evaluate_samples=0)
+    job = train(steps=5, scheduler={"name": "CosineAnnealingLR", "T_max": 3}, evaluate_samples=0)
     file = folder.ready(model=TIED, train=job, checkpoint={"folder": str(tmp_path / "saved"), "every_steps": 100})
     one, two = Plan.load(tmp_path / "plan.json"), Plan.load(folder.plan(TWO_OF_THREE, name="other.json", model=TIED["target"]))
     truth = trained(file, f"checkpoint.folder={tmp_path / 'truth'}", "log=null").losses

@@ -193,6 +193,9 @@ def test_records_may_hold_anything() -> None:
     assert stream[7] == ("7", 7)
     marks = [look(0, {"x": value}) for value in ("a" * 2000 + "b", "a" * 2000 + "c", torch.eye(2).to_sparse(), torch.eye(2))]
     assert len({mark.digest for mark in marks}) == 3
+    texts = [look(0, f"a fault at 0x{place}").digest for place in ("7f", "80")]
+    assert texts[0] != texts[1], "an address is no part of an object, and is of a text"
+    assert look(0, {"x": Plain(1)}).digest == look(0, {"x": Plain(1)}).digest
     pictures = [look(0, Image.new("L", (2, 2), shade)).digest for shade in (1, 2, 1)]
     assert pictures[0] == pictures[2] != pictures[1]
 
