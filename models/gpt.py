@@ -10,6 +10,7 @@ Shapes: b samples, t tokens, w width, h heads, d = w / h, v vocabulary.
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -68,19 +69,22 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
+        self.tensor_parallel = {"query_key_value": f"colwise:3/{heads}", "project": "rowwise"}
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, w = x.shape
-        projected = self.query_key_value(self.norm(x)).view(b, t, 3, self.heads, w // self.heads)
+        projected = self.query_key_value(self.norm(x)).view(b, t, 3, -1, w // self.heads)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each [b, h, t, d]
         dropped = self.dropout.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropped, is_causal=True)
-        mixed = mixed.transpose(1, 2).reshape(b, t, w)
+        mixed = mixed.transpose(1, 2).flatten(2)
         return x + self.dropout(self.project(mixed))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
     """x + project(gelu(expand(norm(x)))): [b, t, w] to [b, t, w], through 4 w features."""
+
+    tensor_parallel: ClassVar = {"expand": "colwise", "project": "rowwise"}
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """A residual multilayer perceptron with pre-normalisation: small, exact to test, and of any depth."""
 
 from collections import OrderedDict
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -9,6 +10,8 @@ from hetpipe.models._parts import require_positive
 
 class ResidualBlock(nn.Module):
     """x + down(gelu(up(norm(x)))): [b, width] to [b, width]."""
+
+    tensor_parallel: ClassVar = {"up": "colwise", "down": "rowwise"}
 
     def __init__(self, width: int, expansion: int) -> None:
         super().__init__()

@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.digests import digest_of
 from hetpipe.checkpoints.stores.folder import STATE_FILE
 from hetpipe.checkpoints.training_state import TrainerState, state_text
-from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from tests.support.jobs import STATE
-from tests.support.ranks import make_plan
 from tests.support.saving import older_version
-from tests.test_checkpoint import ALONE, net, steps
+from tests.test_checkpoint import steps
 from tests.test_resume import ADAM, loaded, saved_by
 
 
@@ -63,27 +60,6 @@ def test_a_checkpoint_of_before_there_were_digests_is_loaded(tmp_path: Path) -> 
     saved = saved_by(tmp_path, ADAM)
     older_version(saved)
     steps(*loaded(saved, ADAM), 1)
-
-
-def test_a_shard_says_which_it_is_and_what_is_whole_says_nothing(tmp_path: Path) -> None:
-    """A seat's place, in the description of its file; of stages on one device each the description is as it ever was."""
-    whole = net()
-    optimizer = ADAM(whole.parameters())
-    steps(whole, optimizer, 1)
-    plan = make_plan([{"cuts": [2], "sizes": [1]}]).model_dump()
-    plan["replicas"][0]["stages"][0]["devices"] = ["n0/0", "n0/1"]
-    _, second = Plan.parse(plan, "a plan").seats()
-    said = []
-    for step, shard in ((1, (0, 1)), (2, (second.shard, second.degree))):
-        saved = checkpoint.save(tmp_path, step, whole, optimizer, STATE, ALONE, keep=2, shard=shard)
-        said += json.loads((saved / STATE_FILE).read_text())["files"].values()
-    assert [entry.pop("shard", None) for entry in said] == [None, [1, 2]]
-    assert all(entry.keys() == {"size_bytes", "blake2b"} for entry in said)
-    with pytest.raises(InputError, match=r"holds tensor-parallel stages, .* yet: \S+\.safetensors holds shard 1 of 2$"):
-        checkpoint.load(saved, whole, optimizer, ALONE)
-    entry = {"size_bytes": 1, "blake2b": "0" * 64, "shard": [2, 2]}
-    with pytest.raises(InputError, match=r"shard 2 of 2: expected the number of one of two or more, from 0 on"):
-        TrainerState.parse({"format": "hetpipe.checkpoint/1", "step": 4, **STATE, "files": {"a.safetensors": entry}}, "x")
 
 
 def test_a_state_that_was_changed_is_refused(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class Pipeline:
                 make_stage(layers, lo, hi),
                 index=s,
                 stages=len(cuts) - 1,
-                peers=((s - 1,), (s + 1,)),
+                sides=(transfers.Side((s - 1,)), transfers.Side((s + 1,))),
                 lanes=Lanes(*names),
                 rooms=self.rooms[s],
                 sizes=sizes,
@@ -318,45 +318,58 @@ def test_depths_that_rise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Pipeline(layers, inputs, [0, 1, 2], [1] * 4, [1, 2], monkeypatch)
 
 
-def test_several_peers_have_a_part_each_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the stage beside is tensor-parallel: rank 0 is one device, ranks 1 and 2 are two. Of one element, one has none."""
+class Halves:
+    """Stands for the group of two devices that share a stage: what each gives, both get."""
+
+    def __init__(self) -> None:
+        self.meet, self.given = threading.Barrier(2, timeout=PATIENCE), dict[str, Tensor]()
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        self.given[threading.current_thread().name] = tensor.clone()
+        self.meet.wait()
+        both = [self.given["1"], self.given["2"]]
+        self.meet.wait()
+        return both
+
+
+def test_devices_that_share_a_stage_exchange_a_part_each_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has a stage of its own, ranks 1 and 2 share one, and have all of each message. Of one element, one sends none."""
     monkeypatch.setattr(transfers, "dist", Network(one_by_one=True))
-    x, y, found = torch.arange(7.0).view(1, 7), torch.ones(1), dict[int, list[Tensor]]()
+    x, y, found, group = torch.arange(7.0).view(1, 7), torch.ones(1), dict[int, list[Tensor]](), Halves()
+    message = [TensorSpec(tuple(t.shape), torch.float32, False) for t in (x, y)]
 
     def one() -> None:
-        out = transfers.Outgoing((1, 2), "down")  # type: ignore[arg-type]
-        back = transfers.Incoming((1, 2), "up", transfers.Room(CPU, None))  # type: ignore[arg-type]
-        back.begin([specs(x.shape, y.shape)])
+        side = transfers.Side((1, 2), 0, 2)
+        out = transfers.Outgoing(side, "down")  # type: ignore[arg-type]
+        back = transfers.Incoming(side, "up", transfers.Room(CPU, None, 2))  # type: ignore[arg-type]
+        back.begin([message])
         out.send([x, y])
         back.post()
         found[0] = list(back.take())
         out.settle(1)
 
-    def of_two(rank: int, *shapes: tuple[int, ...]) -> None:
-        comes = transfers.Incoming((0,), "down", transfers.Room(CPU, None))  # type: ignore[arg-type]
-        comes.begin([specs(*shapes)])
-        back = transfers.Outgoing((0,), "up")  # type: ignore[arg-type]
+    def of_two(rank: int) -> None:
+        side = transfers.Side((0,), rank - 1, 2, group)  # type: ignore[arg-type]
+        comes = transfers.Incoming(side, "down", transfers.Room(CPU, None, 2))  # type: ignore[arg-type]
+        comes.begin([message])
+        back = transfers.Outgoing(side, "up")  # type: ignore[arg-type]
         comes.post()
         found[rank] = [t.clone() for t in comes.take()]
-        back.send(found[rank])
+        back.send([(rank * 10 + t) for t in found[rank]])
         back.settle(1)
-
-    def specs(*shapes: Sequence[int]) -> list[TensorSpec]:
-        return [TensorSpec(tuple(shape), torch.float32, False) for shape in shapes]
 
     threads = [
         threading.Thread(target=one, name="0"),
-        threading.Thread(target=of_two, args=(1, (4,), (1,)), name="1"),
-        threading.Thread(target=of_two, args=(2, (3,), (0,)), name="2"),
+        threading.Thread(target=of_two, args=(1,), name="1"),
+        threading.Thread(target=of_two, args=(2,), name="2"),
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-    assert [t.tolist() for t in found[1]] == [[0.0, 1.0, 2.0, 3.0], [1.0]]
-    assert [t.tolist() for t in found[2]] == [[4.0, 5.0, 6.0], []]
-    assert torch.equal(found[0][0], x)
-    assert torch.equal(found[0][1], y)
+    for rank in (1, 2):
+        assert [t.tolist() for t in found[rank]] == [x.tolist(), y.tolist()]
+    assert [t.tolist() for t in found[0]] == [[[10.0, 11.0, 12.0, 13.0, 24.0, 25.0, 26.0]], [11.0]]
 
 
 class Growing(nn.Module):

@@ -169,10 +169,6 @@ class TestTorchrun:
         plan = make_plan(([2, 2], [(0, 6, "n0/3")]))
         assert "--nproc-per-node 4" in export(plan, "torchrun").text
 
-    def test_tensor_parallel_is_not_run(self) -> None:
-        plan = make_plan(([2, 2], [(0, 6, "n0/0 n0/1")]))
-        assert "tensor-parallel stages" in export(plan, "torchrun").lost[0]
-
 
 class TestInput:
     def test_unknown_system(self) -> None:

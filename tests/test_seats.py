@@ -16,10 +16,11 @@ from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.seats import Owners, Seat
 from hetpipe.layers.recipe import make_stage
+from hetpipe.layers.shards.layout import Cut
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.sums import sync_segments
 from hetpipe.runtime.gradients import square_norm
-from hetpipe.runtime.replicas import local_groups, plan_groups
+from hetpipe.runtime.replicas import WHOLE, Sharing, local_groups, plan_groups
 from tests.support.strategies import make_cluster, make_profile
 
 Stages = list[tuple[int, int]]  # of a replica: (layers, degree) of each stage
@@ -92,8 +93,10 @@ def test_a_seat_of_two_devices_beside_one_of_one() -> None:
         ("layers 2:4", (2, 3)),
         ("layers 0:2, piece 1 of 2", (0, 3)),
         ("layers 0:2, piece 2 of 2", (1, 3)),
+        ("layers 0:2, what is not split", (0, 3, 1)),
         ("tied w, piece 1 of 2", (0, 2, 3)),
         ("tied w, piece 2 of 2", (1, 2, 3)),
+        ("tied w, what is not split", (0, 2, 3, 1)),
     ]
 
 
@@ -108,12 +111,13 @@ def test_degree_three_against_two() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @given(plan=plans())
 def test_what_is_predicted_to_be_summed_is_what_the_runtime_sums(plan: Plan, tied: bool) -> None:
-    """Piece by piece, in one order, by the same devices; a group of one owner has no sum."""
+    """Piece by piece, in one order, by the same devices; a group of one owner has no sum. (What is not split is predicted with
+    the pieces.)"""
     rank_of, predicted = ranks_of(plan), list[tuple[str, list[int], float]]()
     for x in sync_segments(plan, costs(tied=tied)):
         name = f"tied {x.tied}" if x.tied else f"layers {x.lo}:{x.hi}"
         predicted.append((name, sorted(rank_of[d] for d in x.owners), x.size_bytes))
-    groups = plan_groups(plan, rank_of, TIES if tied else {})
+    groups = [group for group in plan_groups(plan, rank_of, TIES if tied else {}) if not group[0].endswith(WHOLE)]
     assert [(name, ranks) for name, ranks, _ in predicted] == [
         (name.split(",")[0], sorted(ranks)) for name, ranks in groups if len(set(ranks)) > 1
     ]
@@ -125,22 +129,36 @@ def test_what_is_predicted_to_be_summed_is_what_the_runtime_sums(plan: Plan, tie
 
 @given(plans())
 def test_each_seat_has_its_pieces_of_each_layer_of_its_stage(plan: Plan) -> None:
-    """The local groups of a rank are those of the plan in which it is, in their order, and together all of its shard."""
+    """The local groups of a rank are groups of the plan in which it is, in their order. Of a weight that is split they have all
+    pieces of its shard; a bias, and what layers share, is in one, and one device of each stage counts it."""
     rank_of, net = ranks_of(plan), nn.Sequential(*[nn.Linear(1, 1) for _ in range(4)])
     net[2].weight = net[0].weight
     ties = {"0.weight": (0, 2)}
     everywhere = plan_groups(plan, rank_of, ties)
+    counting = dict[tuple[str, int, int], int]()
     for seat in plan.seats():
         lo, hi = plan.replicas[seat.replica].stages[seat.stage].layers
-        part = make_stage(net, lo, hi)
+        part, rank = make_stage(net, lo, hi), rank_of[seat.device]
+        cuts = {p: Cut(0) for name, p in part.named_parameters() if name.endswith("weight") and p is not net[0].weight}
         tied_names = {p: "0.weight" for p in part.parameters() if p is net[0].weight}
-        found = local_groups(part, lo, hi, everywhere, plan, ties, tied_names, (seat.shard, seat.degree))
-        rank = rank_of[seat.device]
-        assert [(group.name, group.ranks) for group in found] == [x for x in everywhere if rank in x[1]]
-        for parameter in part.parameters():
-            pieces = [group.piece for group in found if parameter in set(group.parameters)]
-            assert pieces == [(at, len(pieces)) for at in range(len(pieces))]
-            assert pieces
+        found = local_groups(part, lo, hi, everywhere, plan, ties, tied_names, Sharing(seat.shard, seat.degree, cuts))
+        places = [everywhere.index((group.name, group.ranks)) for group in found]
+        assert places == sorted(places)
+        assert all(rank in group.ranks for group in found)
+        assert all(group.lead(seat.replica) in group.ranks for group in found if not group.tied)
+        for name, parameter in part.named_parameters():
+            own = [group for group in found if parameter in set(group.parameters)]
+            whole = [group.name for group in own if group.piece == (0, 1)]
+            assert [group.piece for group in own] == [(at, len(own)) for at in range(len(own))]
+            if parameter in cuts:
+                pieces = next(len(o.pieces) for o in plan.owners() if o.lo <= int(name[0]) < o.hi)
+                assert len(own) == (pieces // seat.degree)
+                assert not any(parameter in group.silent for group in own)
+            else:
+                assert len(whole) == 1
+                key = name, seat.replica, seat.stage
+                counting[key] = counting.get(key, 0) + (parameter not in own[0].silent)
+    assert set(counting.values()) == {1}
 
 
 @given(plans(), st.data())

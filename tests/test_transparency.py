@@ -27,7 +27,7 @@ LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
 
 def applies(case: Case) -> bool:
     """Whether the libraries can run the case: one process a replica, on one node, all forwards first."""
-    return not case.emulated and not any(row.keys() & {"warmup", "devices", "offload"} for row in case.plan)
+    return not case.emulated and not any(row.keys() & {"warmup", "devices", "offload", "widths"} for row in case.plan)
 
 
 def cases_of_libraries() -> list[Case]:

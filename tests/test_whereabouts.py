@@ -10,7 +10,7 @@ import torch
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.whereabouts import describe_with, during, needed, now, waiting, whereabouts
 from hetpipe.runtime.recorder import Recorder
-from hetpipe.runtime.stages.transfers import Outgoing
+from hetpipe.runtime.stages.transfers import Outgoing, Side
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_a_stage_waits_for_others_between_its_actions_and_until_what_it_sent_has
             seen.append(now().waits)
 
     monkeypatch.setattr("torch.distributed.isend", lambda *_, **__: Work())
-    sent = Outgoing((1,), None)  # type: ignore[arg-type]  # a group that nobody asks
+    sent = Outgoing(Side((1,)), None)  # type: ignore[arg-type]  # a group that nobody asks
     sent.send([torch.zeros(1)])
     sent.settle(1)
     assert seen[3:] == [True]

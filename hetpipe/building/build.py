@@ -30,6 +30,7 @@ from hetpipe.layers.device import torch_device
 from hetpipe.layers.losses.preference import dpo, orpo, reward, simpo
 from hetpipe.layers.model import LOSSES, Loss, Model, class_weight, cross_entropy, select
 from hetpipe.layers.numbers import as_type, stays, torch_type, turn
+from hetpipe.layers.shards.styles import set_styles
 from hetpipe.layers.trials.loss_check import check_sample
 from hetpipe.layers.trials.rows import ROWS
 from hetpipe.layers.untouched.boundaries import trace
@@ -250,6 +251,8 @@ def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
         return layers
     if names is not None:
         _refuse_other_inputs(job, layers, names[1:], named=takes)
+    if job.model.tensor_parallel is not None:
+        set_styles(layers, job.model.tensor_parallel, "model.tensor_parallel")
     if job.adapter is not None:
         layers = adapted(layers, job.adapter, job.train.seed)
         _refuse_fixed_score(layers, job)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from hetpipe.checkpoints.digests import REMOVE, HashedReader, RunningDigest, Take, Written, damage
 from hetpipe.checkpoints.state_tensors import (
+    Split,
     StateKeys,
     empty_optimizer_state,
     install,
@@ -74,30 +76,24 @@ def save(
     extra: dict[str, Any],
     world: World,
     keep: int,
-    shard: tuple[int, int] = (0, 1),
 ) -> Path:
     """`begin` and `finish` one checkpoint in a folder."""
-    return Path(folder, begin(FolderStore(folder), step, stage, optimizer, extra, world, shard).finish(keep).name)
+    return Path(folder, begin(FolderStore(folder), step, stage, optimizer, extra, world).finish(keep).name)
 
 
 def begin(
-    store: Store,
-    step: int,
-    stage: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    extra: dict[str, Any],
-    world: World,
-    shard: tuple[int, int] = (0, 1),
+    store: Store, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World
 ) -> Begun:
-    """What a checkpoint from all ranks will hold. `extra` is plain data (sampler, schedule). `shard`: which of the stage this
-    rank has, of how many. InputError on every rank if they do not share this store."""
+    """What a checkpoint from all ranks will hold. `extra` is plain data (sampler, schedule). InputError on every rank if they do
+    not share this store."""
     world = world.patiently()
     store.check_shared(world, "the folder of checkpoints")
-    held = model_state(stage) | optimizer_state(stage, optimizer)
-    every = world.gather({key: tensor.numel() * tensor.element_size() for key, tensor in held.items()})
+    held, split = model_state(stage) | optimizer_state(stage, optimizer), Split(stage)
+    shapes = split.shapes(held)
+    every = world.gather({key: prod(shapes[key]) * tensor.element_size() for key, tensor in held.items()})
     sizes = {key: size for part in every for key, size in part.items()}
-    tensors = {key: held[key] for key in shares(every)[world.ranks.index(world.rank)]}
-    return Begun(store, step, tensors, sizes, extra, world, shard)
+    tensors = split.whole(held, {*shares(every)[world.ranks.index(world.rank)]})
+    return Begun(store, step, tensors, sizes, extra, world)
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,6 @@ class Begun:
     sizes: Mapping[str, int]  # bytes of those of all ranks
     extra: dict[str, Any]
     world: World
-    shard: tuple[int, int]
 
     def finish(self, keep: int, spared: str | None = None) -> Stored:
         """Write it from all ranks; then keep only the newest `keep`, and the one whose name is `spared`. On every rank InputError
@@ -120,7 +115,7 @@ class Begun:
         final, pending = store.stored(name_of(self.step)), store.begin(self.step)
         try:
             world.on_main(lambda: pending.prepare(needed))
-            files = {name: file.model_dump() for name, file in _write(self.tensors, pending, world, self.shard).items()}
+            files = {name: file.model_dump() for name, file in _write(self.tensors, pending, world).items()}
             state = {"step": self.step, "tensors": len(self.sizes), "files": files, **self.extra}
             world.on_main(lambda: pending.finish(state_text(state)))
         except OSError as error:  # on every rank, whichever could not write
@@ -138,7 +133,7 @@ class Begun:
         return final
 
 
-def _write(tensors: dict[str, Tensor], pending: Pending, world: World, shard: tuple[int, int]) -> dict[str, Written]:
+def _write(tensors: dict[str, Tensor], pending: Pending, world: World) -> dict[str, Written]:
     """Each rank writes its tensors into a part of its own, if it has any; what then is in all parts. OSError on every rank if one
     cannot, or if the main rank does not see what it has written."""
     name = PART.format(world.ranks.index(world.rank) + 1)
@@ -147,7 +142,7 @@ def _write(tensors: dict[str, Tensor], pending: Pending, world: World, shard: tu
         with during("writing its part of the checkpoint"), RunningDigest() as digest:
             with pending.create(name) as file:
                 write_tensors(tensors, file, digest)
-            return digest.written(shard)
+            return digest.written()
 
     own = _by_each(world, lambda: {name: write()} if tensors else {})
     files = {name: file for part in world.gather(own) for name, file in part.items()}
@@ -224,13 +219,6 @@ def read_whole(checkpoint: Stored, world: World | None = None, take: Take | None
     faults = world.first(faults)
     if faults:
         raise InputError(f"checkpoint {checkpoint} is not as it was written; {REMOVE}:\n{listed(faults)}")
-    for name, file in files.items():
-        if file.shard is not None:
-            number, degree = file.shard
-            raise InputError(
-                f"checkpoint {checkpoint} holds tensor-parallel stages, which cannot be trained yet: {name} holds "
-                f"shard {number} of {degree}"
-            )
     return state
 
 
@@ -272,8 +260,9 @@ def load(
 
     state = read_whole(found, world, take)
     available = world.together(lambda: tensors_in(found, state.tensors))
-    wanted: dict[str, Tensor] = model_state(stage)
-    faults = model_faults(available, model_state(whole) if whole is not None else wanted, surplus=whole is not None)
+    own, split = model_state(stage), Split(stage)
+    wanted = split.room(own)
+    faults = model_faults(available, whole if whole is not None else stage, surplus=whole is not None)
     if optimizer is not None:
         wanted |= empty_optimizer_state(stage, optimizer, {key: place for key, place in available.items() if key not in taken})
         if keeps is not None and not faults:
@@ -285,6 +274,7 @@ def load(
         _by_each(world, lambda: available.read_into(wanted))
     except OSError as error:
         raise InputError(f"cannot read checkpoint {checkpoint}: {_told(error)}; {REMOVE}") from error
+    split.take(own, wanted)
     if optimizer is not None:
         install(stage, optimizer, wanted | taken)
     world.barrier()

@@ -13,9 +13,9 @@ from io import BufferedIOBase
 from itertools import cycle
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from hetpipe.files.formats import Bytes, Count, Strict
+from hetpipe.files.formats import Bytes, Strict
 from hetpipe.files.messages import reason
 
 _blake2b = partial(hashlib.blake2b, digest_size=32)
@@ -25,24 +25,11 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 REMOVE = "remove it to resume from the one before"  # of a checkpoint that is damaged
 
 
-def _one_of_several(shard: tuple[int, int]) -> tuple[int, int]:
-    number, degree = shard
-    if number >= degree or degree < 2:
-        raise ValueError(f"shard {number} of {degree}: expected the number of one of two or more, from 0 on")
-    return shard
-
-
 class Written(Strict):
-    """A file as it was written. `shard`: of what tensor-parallel stages split it holds this shard, of so many; left out where it
-    holds tensors whole."""
+    """A file as it was written."""
 
     size_bytes: Bytes
     blake2b: Digest
-    shard: Annotated[tuple[Count, Count], AfterValidator(_one_of_several)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_said(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in plain(self).items() if value is not None}
 
 
 class RunningDigest:
@@ -69,10 +56,10 @@ class RunningDigest:
         """Wait until all pieces are hashed."""
         self._last.result()
 
-    def written(self, shard: tuple[int, int] = (0, 1)) -> Written:
-        """Return what a file of these pieces holds, as a seat with this shard, of so many, has written it."""
+    def written(self) -> Written:
+        """Return what a file of these pieces holds."""
         self.settle()
-        return Written(size_bytes=self._size, blake2b=self._hash.hexdigest(), shard=shard if shard[1] > 1 else None)
+        return Written(size_bytes=self._size, blake2b=self._hash.hexdigest())
 
 
 class HashedReader:

@@ -315,7 +315,7 @@ class Saved:
             **self.run.plain(),
             **self._stream(),
         }
-        begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, engine.shard)
+        begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world)
         best = self.run.best.saved
         saved = begun.finish(self.section.keep, spared=name_of(best.step) if best is not None else None)
         resumes_from(f"step {step}, {saved}")

@@ -3,13 +3,14 @@ checkpoint are of the same model and the same kind of optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.layers.numbers import type_name
+from hetpipe.layers.shards.split import Piece, pieces_in
 from hetpipe.layers.transforms import written_names
 from hetpipe.layers.weights import state_of
 
@@ -49,6 +50,55 @@ def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return found
 
 
+class Split:
+    """The tensors of a stage's state that are shards here, and whole in files. `state` has those of this rank, by their keys."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        written = written_names(stage)
+        self._of = {written(name): piece for name, piece in pieces_in(stage).items()}
+        named = dict(stage.named_parameters(remove_duplicate=False)) | dict(stage.named_buffers(remove_duplicate=False))
+        self._shapes = {written(name): tuple(named[name].shape) for name in pieces_in(stage)}
+
+    def piece(self, key: str, shape: Sequence[int]) -> Piece | None:
+        """What this tensor, which has this shape here, is a shard of; None if it is whole."""
+        name = key.removeprefix(MODEL) if key.startswith(MODEL) else key.removeprefix(OPTIMIZER).rpartition(".")[0]
+        return self._of.get(name) if self._shapes.get(name) == tuple(shape) else None
+
+    def shapes(self, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+        """Of the whole tensors."""
+        pieces = {key: self.piece(key, tensor.shape) for key, tensor in state.items()}
+        return {
+            key: tuple(tensor.shape) if (piece := pieces[key]) is None else piece.whole_shape(tensor.shape)
+            for key, tensor in state.items()
+        }
+
+    def whole(self, state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+        """The whole tensors of those that are `wanted`; those that are put together are on the CPU. Collective over the devices
+        of a split stage, which may want others."""
+        found = dict[str, Tensor]()
+        for key in sorted(state):
+            piece = self.piece(key, state[key].shape)
+            tensor = state[key] if piece is None else piece.joined(state[key])
+            if key in wanted:
+                found[key] = tensor if piece is None else tensor.cpu()
+        return found
+
+    def room(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors, and where one is a shard, an empty one on the CPU for all of it."""
+        shapes = self.shapes(state)
+        return {
+            key: tensor if shapes[key] == tuple(tensor.shape) else torch.empty(shapes[key], dtype=tensor.dtype)
+            for key, tensor in state.items()
+        }
+
+    def take(self, state: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> None:
+        """Fill the shards of the state with their part of what was loaded into their room."""
+        for key, tensor in state.items():
+            piece = self.piece(key, tensor.shape)
+            if piece is not None:
+                tensor.copy_(piece.shard(loaded[key]))
+
+
 def shares(sizes: Sequence[Mapping[str, int]]) -> list[list[str]]:
     """Return which tensors each rank writes, where `sizes` has the bytes of those that each rank holds. Of the ranks that hold a
     tensor, the one that has least to write until then writes it."""
@@ -64,15 +114,16 @@ def shares(sizes: Sequence[Mapping[str, int]]) -> list[list[str]]:
     return found
 
 
-def model_faults(available: Mapping[str, Described], own: Mapping[str, Tensor], *, surplus: bool) -> list[str]:
-    """Where the model's tensors are others than those that were saved."""
-    faults = []
+def model_faults(available: Mapping[str, Described], layers: nn.Module, *, surplus: bool) -> list[str]:
+    """Where the tensors of these layers are others than those that were saved."""
+    faults, own = [], model_state(layers)
+    shapes = Split(layers).shapes(own)
     for key, tensor in own.items():
         name, there = repr(key.removeprefix(MODEL)), available.get(key)
         if there is None:
             faults.append(f"it has no {name}, which the model has")
-        elif there.shape != tuple(tensor.shape):
-            faults.append(f"{name} has shape {there.shape}, in the model {tuple(tensor.shape)}")
+        elif there.shape != shapes[key]:
+            faults.append(f"{name} has shape {there.shape}, in the model {shapes[key]}")
         elif there.dtype != tensor.dtype:
             faults.append(f"{name} is {_kind(there.dtype)}, in the model {_kind(tensor.dtype)} (train.dtype)")
     if surplus:
@@ -85,12 +136,14 @@ def optimizer_faults(
     stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Described], keeps: StateKeys
 ) -> list[str]:
     """Where what was saved of a parameter is not what this optimizer keeps of it."""
-    trained, saved, faults = {p for g in optimizer.param_groups for p in g["params"]}, _saved_state(available), []
+    trained, saved, faults = {p for g in optimizer.param_groups for p in g["params"]}, _saved_state(available), list[str]()
+    split = Split(stage)
     for parameter, names in _names(stage).items():
         there = saved.get(names[0], {})
         if parameter not in trained or not there:
             continue
-        own = keeps(parameter)
+        own, piece = keeps(parameter), split.piece(f"{MODEL}{names[0]}", parameter.shape)
+        of_parameter = tuple(parameter.shape) if piece is None else piece.whole_shape(parameter.shape)
         if there.keys() != own.keys():
             kept = ", ".join(sorted(own)) or "nothing"
             faults.append(f"of {names[0]!r} it has {', '.join(sorted(there))}; the job's optimizer keeps {kept}")
@@ -98,9 +151,9 @@ def optimizer_faults(
         for key, like in own.items():
             found, dtype = there[key].shape, there[key].dtype
             whole = like.ndim > 0 and tuple(like.shape) == (SMALL,) * parameter.ndim
-            if (whole and found != tuple(parameter.shape)) or len(found) != like.ndim or (whole and dtype != like.dtype):
+            if (whole and found != of_parameter) or len(found) != like.ndim or (whole and dtype != like.dtype):
                 faults.append(
-                    f"{key} of {names[0]!r} is {_kind(dtype)} {found}, the parameter {_kind(like.dtype)} {tuple(parameter.shape)}"
+                    f"{key} of {names[0]!r} is {_kind(dtype)} {found}, the parameter {_kind(like.dtype)} {of_parameter}"
                 )
     return faults
 
@@ -143,27 +196,29 @@ def state_keys(factory: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer
 def empty_optimizer_state(
     stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Described]
 ) -> dict[str, Tensor]:
-    """Room for what a checkpoint has of the parameters that this optimizer trains."""
-    groups = optimizer.param_groups
+    """Room for what a checkpoint has, which is whole, of the parameters that this optimizer trains."""
+    groups, split = optimizer.param_groups, Split(stage)
     trained = {p for group in groups for p in group["params"]}
     counted_there = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
     wanted = {}
     for parameter, names in _names(stage).items():
-        prefix = f"{OPTIMIZER}{names[0]}."
+        prefix, is_shard = f"{OPTIMIZER}{names[0]}.", split.piece(f"{MODEL}{names[0]}", parameter.shape) is not None
         for key, meta in available.items():
             if parameter in trained and key.startswith(prefix) and "." not in key[len(prefix) :]:
-                wanted[key] = torch.empty(
-                    meta.shape,
-                    dtype=meta.dtype,
-                    device=parameter.device if len(meta.shape) or parameter in counted_there else "cpu",
-                )
+                on_device = parameter in counted_there if not len(meta.shape) else not is_shard  # `install` cuts and moves those
+                wanted[key] = torch.empty(meta.shape, dtype=meta.dtype, device=parameter.device if on_device else "cpu")
     return wanted
 
 
 def install(stage: nn.Module, optimizer: torch.optim.Optimizer, loaded: dict[str, Tensor]) -> None:
     """Give the optimizer what was loaded of its parameters."""
+    split = Split(stage)
     for parameter, names in _names(stage).items():
         prefix = f"{OPTIMIZER}{names[0]}."
         values = {key[len(prefix) :]: value for key, value in loaded.items() if key.startswith(prefix)}
+        piece = split.piece(f"{MODEL}{names[0]}", parameter.shape)
+        if piece is not None:
+            whole = piece.whole_shape(parameter.shape)
+            values = {k: piece.shard(v).to(parameter.device) if tuple(v.shape) == whole else v for k, v in values.items()}
         if values:
             optimizer.state[parameter] = dict(values)

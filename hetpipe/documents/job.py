@@ -24,7 +24,20 @@ from hetpipe.documents.sections.loss import LossSection
 from hetpipe.documents.sections.named import Named
 from hetpipe.documents.sections.numbers import ArithmeticSection, LossScaleSection
 from hetpipe.documents.sections.torch_named import SchedulerSection, TorchNamed
-from hetpipe.files.formats import Count, Document, Flag, Name, Number, Positive, Samples, Seed, Strict, read_mapping, read_yaml
+from hetpipe.files.formats import (
+    Count,
+    DeviceCount,
+    Document,
+    Flag,
+    Name,
+    Number,
+    Positive,
+    Samples,
+    Seed,
+    Strict,
+    read_mapping,
+    read_yaml,
+)
 from hetpipe.files.limits import MOST_WORKERS
 from hetpipe.files.messages import InputError, shown
 from hetpipe.files.writing import check_folder, check_output
@@ -36,11 +49,13 @@ CoupledLayers = Literal["per_microbatch"]
 class ModelSection(Named):
     """The model; `batch_norm: per_microbatch` accepts that BatchNorm normalises each micro-batch by itself, `deferred` that its
     running statistics are then those of the whole batch; `coupled_layers: per_microbatch` accepts that to layers that couple
-    samples, or keep state, each micro-batch is a batch of its own."""
+    samples, or keep state, each micro-batch is a batch of its own. `tensor_parallel` says how modules are split where a plan
+    splits a stage over several devices: their names, in which `*` stands for anything, and styles (`colwise`, `rowwise`, …)."""
 
     guesses = KeysOf("model")
     batch_norm: BatchNorm | None = None
     coupled_layers: CoupledLayers | None = None
+    tensor_parallel: dict[str, str] | None = None
 
 
 Workers = Annotated[int, Field(strict=True, ge=0, le=MOST_WORKERS)]
@@ -135,11 +150,13 @@ class CheckpointSection(Strict):
 
 
 class ProfileSection(Strict):
-    """How to measure: micro-batch sizes (1 is always one of them) and repeats. (At which precisions: `train.precision`.)"""
+    """How to measure: micro-batch sizes (1 is always one of them) and repeats; `tensor_parallel`: also layers that are split over
+    so many devices of a node, so that plans may have such stages. (At which precisions: `train.precision`.)"""
 
     guesses = KeysOf("profiler")
     microbatch_sizes: tuple[Samples, ...] = (1, 2, 4, 8)
     repeats: Positive = 5
+    tensor_parallel: tuple[Annotated[DeviceCount, Field(ge=2)], ...] = ()
     cache: Name | None = None
 
 

@@ -168,7 +168,8 @@ class Plan(Document):
         return seats_of(self._stages)
 
     def peers(self, seat: Seat) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The devices with which a seat exchanges what enters its stage, and what leaves it: one for each of its pieces."""
+        """The devices with which a seat exchanges what enters its stage, and what leaves it: one for each of its pieces, as many
+        as of each other seat of its stage."""
         stages, s = self.replicas[seat.replica].stages, seat.stage
         before = peers_of(stages[s], stages[s - 1], seat.device) if s > 0 else ()
         after = peers_of(stages[s], stages[s + 1], seat.device) if s < len(stages) - 1 else ()

@@ -89,6 +89,13 @@ def tied_layers(layers: nn.Sequential) -> dict[str, tuple[int, ...]]:
     return {name: indices for name, indices in found.items() if len(indices) > 1}
 
 
+def tied_names(layers: nn.Sequential) -> set[str]:
+    """All names of the tied parameters."""
+    by_name = dict(layers.named_parameters(remove_duplicate=False))
+    tied = {by_name[name] for name in tied_layers(layers)}
+    return {name for name, parameter in by_name.items() if parameter in tied}
+
+
 CARRY = "carry the tensor instead: let the layers between take and return it beside their own, as a tuple"
 
 

@@ -20,7 +20,8 @@ from hetpipe.documents.precisions import PrecisionChoice
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.sections.torch_named import TorchNamed
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Model, row_shapes
+from hetpipe.layers.model import Model, named_layers, row_shapes
+from hetpipe.layers.shards.styles import styles_of
 from hetpipe.layers.transforms import lineage_of
 from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
 from hetpipe.measuring.measure import measurers, profile_cluster
@@ -123,6 +124,7 @@ def cache_path(
         (model.loss.weight, model.loss.ignore_index, _identity(model.loss.function)),
         sorted({_identity(type(module).forward) for module in model.layers.modules()}),
         options.model_dump(),
+        [sorted(styles_of(name, layer).items()) for name, layer in named_layers(model.layers)] if options.tensor_parallel else [],
         sorted(precision.items()) if isinstance(precision, dict) else precision,
         arithmetic(),
         optimizer,

@@ -44,7 +44,7 @@ def unconfirmed_types(
         for kind, (device, rank) in real.items():
             if rank == world.rank and device.id in turn:
                 on = torch_device(cluster.device_types[kind], device.index)
-                measurement = next(m for m in profile.measurements if m.device_type == kind)
+                measurement = next(m for m in profile.measurements if m.device_type == kind and m.tensor_parallel == 1)
                 own.append((kind, device.id, glance(model, measurement, on)))
         found += [
             f"{', '.join(map(repr, seen.layers))} took {human_seconds(seen.then)} on {device} ({kind}) when measured, now "

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from hetpipe.layers.device import Stopwatch
 from hetpipe.layers.model import Model, Tensors, as_tuple, as_value
 from hetpipe.layers.numbers import without_autocast
+from hetpipe.layers.shards.split import split_of
 
 DIFFERENT = 0.15  # a time that is off by more is another
+SPLIT_TURNS = 8  # of a layer that is split over several devices
 TURNS_SECONDS, MOST_TURNS = 0.005, 50  # of one reading of a card
 WINDOW_SECONDS, WINDOWS = 0.2, 3  # Linux gives CPU quotas anew every 0.1 s: whole periods have whole quotas
 
@@ -94,7 +96,7 @@ def turn_seconds(run: LayerRun, device: torch.device) -> tuple[float, float]:
         run.outputs.clear()
         return seconds / count
 
-    count = turns_for(turns(1))
+    count = turns_for(turns(1)) if split_of(run.layer) is None else SPLIT_TURNS  # its devices must take as many
     receiving, forward = turns(count, forward=False, backward=False), turns(count, backward=False)
     casts = torch.is_autocast_enabled(device.type)
     before = turns(count, backward=False, anew=True) if casts else forward

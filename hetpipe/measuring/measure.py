@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hetpipe.documents.cluster import Cluster, Device
 from hetpipe.documents.job import ProfileSection
@@ -20,6 +21,9 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import Emulation, one_thread, torch_device
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.recipe import layer_on
+from hetpipe.layers.shards.split import check_split
+from hetpipe.layers.shards.sums import Group
+from hetpipe.layers.split import tied_names
 from hetpipe.layers.trials.layer_check import try_layers
 from hetpipe.layers.trials.rows import cut_to_try
 from hetpipe.measuring.links import Wires, measure_links, node_pairs
@@ -29,6 +33,7 @@ from hetpipe.measuring.precision.layer_bytes import kinds_of
 from hetpipe.measuring.profiler import Measured, OptimizerFactory, assemble, check_sizes, measure_device, provenance
 from hetpipe.measuring.traffic import Flow
 from hetpipe.processes.arithmetic import arithmetic
+from hetpipe.processes.environment import step_timeout
 from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity
 from hetpipe.processes.whereabouts import during
@@ -79,6 +84,13 @@ def profile_cluster(
         for own, overhead in (pair for part in _gathered(world, results) for pair in part):
             done += own
             overheads.append(overhead)
+    if options.tensor_parallel:
+
+        def measure(device: Device, at: Precision | None, group: Group) -> Measured:
+            on = torch_device(cluster.device_types[device.type], device.index)
+            return _run(model, device.type, on, sizes, optimizer, options.repeats, None, world.is_main, at, group)
+
+        done += measure_degrees(model, cluster, world, options.tensor_parallel, precisions, measure)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
     overheads = with_shared_figures(overheads, cluster, world, wires)
@@ -228,10 +240,12 @@ def _run(
     emulation: Emulation | None,
     visible: bool,
     precision: Precision | None,
+    group: Group | None = None,
 ) -> Measured:
     total = len(kinds_of(model).measured) * (len(sizes) + 1)
     what = "this machine's processor, which paces the emulated devices," if kind == HOST else kind
-    title = f"measuring {what}{f' in {precision}' if precision else ''}"
+    over = f" split over {group.degree} devices" if group is not None else ""
+    title = f"measuring {what}{f' in {precision}' if precision else ''}{over}"
     with Activity(title.removesuffix(","), total, shown=visible) as activity:
         return measure_device(
             model,
@@ -244,4 +258,61 @@ def _run(
             processor_time=kind == HOST,
             advance=activity.advance,
             precision=precision,
+            group=group,
         )
+
+
+Measure = Callable[[Device, Precision | None, Group], Measured]  # by one of the devices of a group
+
+
+def groups_of(cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[int]) -> dict[tuple[str, int], list[Device]]:
+    """(device type, degree) → the devices that measure it: the first of a node that has so many which processes stand for.
+    InputError where a degree is asked for that no node has. Pure."""
+    found = dict[tuple[str, int], list[Device]]()
+    for node in cluster.nodes:
+        for kind in node.devices:
+            own = [d for d in cluster.devices if d.node == node.name and d.type == kind and d.id in rank_of]
+            for degree in degrees:
+                if len(own) >= degree:
+                    found.setdefault((kind, degree), own[:degree])
+    missing = [degree for degree in degrees if degree not in {d for _, d in found}]
+    if missing:
+        raise InputError(
+            f"profiler.tensor_parallel asks for layers split over {missing[0]} devices, but no node of the job has so many of "
+            "one type"
+        )
+    emulated = sorted({kind for kind, _ in found if cluster.device_types[kind].emulate is not None})
+    if emulated:
+        raise InputError(
+            f"profiler.tensor_parallel asks for split layers on {emulated[0]!r}, which is emulated: how long a shard takes on "
+            "such devices cannot be measured yet. Leave 'emulate' or profiler.tensor_parallel out"
+        )
+    return found
+
+
+def measure_degrees(
+    model: Model,
+    cluster: Cluster,
+    world: World,
+    degrees: Sequence[int],
+    precisions: Mapping[str, Sequence[Precision | None]],
+    measure: Measure,
+) -> list[Measured]:
+    """At each degree, on each type of which a node has so many devices. InputError on every rank if a layer cannot be split so.
+    Collective."""
+    tied, done = tied_names(model.layers), list[Measured]()
+    for degree in degrees:
+        for name, layer in named_layers(model.layers):
+            check_split(name, layer, degree, tied)
+    for (kind, _), devices in groups_of(cluster, world.rank_of, degrees).items():
+        ranks = [world.rank_of[device.id] for device in devices]
+        processes = dist.new_group(ranks, timeout=step_timeout())
+        own = list[Measured]()
+        if world.rank in ranks:
+            number = ranks.index(world.rank)
+            own = [measure(devices[number], at, Group(ranks, number, processes)) for at in precisions[kind]]
+        told = [found for rank, found in zip(world.ranks, world.gather(own), strict=True) if rank == ranks[0]]
+        done += [measured for part in told for measured in part]
+        if world.rank in ranks:
+            dist.destroy_process_group(processes)
+    return done

@@ -26,7 +26,7 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.executor import StageRun
-from hetpipe.runtime.stages.transfers import Room
+from hetpipe.runtime.stages.transfers import Room, Side
 
 REPEATS, MICROBATCHES = 7, 32
 CPU_WIDTH, CUDA_WIDTH = 8, 2048  # of the layer by which actions are timed: on a card one to hide behind
@@ -118,7 +118,7 @@ def _stage_run(
         make_stage(layers, 0, len(layers), device),
         index=0,
         stages=1,
-        peers=((), ()),
+        sides=(Side(()), Side(())),
         lanes=ALONE,
         rooms=(Room(device, None), Room(device, None)),
         sizes=[1] * count,

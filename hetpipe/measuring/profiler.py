@@ -31,16 +31,17 @@ from hetpipe.documents.profiles.lengths import LengthFactor
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.files.messages import InputError, counted, cut
-from hetpipe.layers.device import Emulation, one_thread, trained_bytes
+from hetpipe.layers.device import Emulation, module_bytes, one_thread, trained_bytes
 from hetpipe.layers.model import Model, ShapedBatch, as_tuple, as_value, move, named_layers, numbers_of, sample_bytes
 from hetpipe.layers.recipe import layer_on
+from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.kinds import Kinds
 from hetpipe.measuring.clock import Clock, stretch_of
 from hetpipe.measuring.layer_run import LayerRun, busy_factor, loss_of, turn_seconds, without_history
 from hetpipe.measuring.precision.casts import Copy, cast_again, kept_copies
-from hetpipe.measuring.precision.layer_bytes import boundary_bytes, kinds_of, layer_profiles, saved_bytes_somewhere
+from hetpipe.measuring.precision.layer_bytes import boundary_bytes, kinds_of, layer_profiles, saved_bytes, saved_bytes_somewhere
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.progress import warn
 
@@ -139,12 +140,14 @@ class _OptimizerRun:
     seconds: dict[int, float] = field(default_factory=dict)
     state_bytes: dict[int, float] = field(default_factory=dict)
     parameter_bytes: dict[int, float] = field(default_factory=dict)
+    held_bytes: dict[int, float] = field(default_factory=dict)  # of all parameters, also those that do not train
 
     def measure(self, layer: nn.Module, copies: list[Copy], clock: Clock, index: int, repeats: int) -> None:
         """The next layer, of whose parameters autocast keeps these copies."""
         parameters = [p for p in layer.parameters() if p.requires_grad]
         took, state = _time_optimizer(parameters, copies, clock, index, self.factory, repeats) if parameters else (0.0, 0)
         self.seconds[index], self.state_bytes[index], self.parameter_bytes[index] = took, state, trained_bytes(parameters)
+        self.held_bytes[index] = module_bytes(layer)[0]
 
     def state_by_parameter(self, kinds: Kinds) -> float:
         """Bytes of the state of all layers, by those of their parameters."""
@@ -198,18 +201,20 @@ def measure_device(
     processor_time: bool = False,
     advance: Advance = lambda _: None,
     precision: Precision | None = None,
+    group: Group | None = None,
 ) -> Measured:
     """Measure the layers on one device, an emulated one, or in plain processor seconds (see `Clock`), one after the other, since
     each gets its values when its turn comes, and only then; of those of one kind a few, whose medians count for all. `advance`
     is called for every size of a layer and for its optimizer step. Sizes from the first that does not fit the memory are left
-    out. `precision`: of matrix products; without one, as the model was built."""
+    out. `precision`: of matrix products; without one, as the model was built. `group`: of devices over which each layer is split,
+    all of which call this; sums between them are part of the seconds."""
     types, kinds = NumberTypes.at(precision), kinds_of(model)
     for name in skipping_layers(model.layers):
         raise InputError(
             f"layer {name!r} is @skippable, so it cannot be measured without the other end of its connection. "
             f"Wrap the model with a plan of your own (hetpipe.wrap), or {CARRY}"
         )
-    real = emulation is None and not processor_time
+    real = emulation is None and not processor_time and group is None  # members of a group do the same, or wait for ever
     clock = Clock(device, emulation, stretch_of(device) if real else 1.0 if processor_time else None)
     heaviest, factor, steps = 0.0, 1.0, _OptimizerRun(optimizer)
     runs = [_SizeRun(model, device, size, paced=emulation is not None) for size in sizes]
@@ -218,7 +223,7 @@ def measure_device(
         for index in kinds.measured:
             name, layer = named_layers(model.layers)[index]
             last = index == len(model.layers) - 1
-            with layer_on(model.layers, layer, device, types) as running:
+            with layer_on(model.layers, layer, device, types, group) as running:
                 for number, run in enumerate(runs):
                     try:
                         run.measure(name, running, clock, index, repeats, last=last)
@@ -243,14 +248,18 @@ def measure_device(
         )
     measurement = Measurement(
         device_type=device_type,
+        tensor_parallel=group.degree if group is not None else 1,
         precision=precision,
         microbatch_sizes=tuple(run.size for run in runs),
         forward_seconds=tuple(tuple(kinds.spread(run.forward)) for run in runs),
         backward_seconds=tuple(tuple(kinds.spread(run.backward)) for run in runs),
         optimizer_seconds=tuple(kinds.spread(steps.seconds)),
     )
-    if types.casts:
-        measurement = _with_bytes(measurement, model, device, types)
+    if types.casts or group is not None:
+        measurement = _with_bytes(measurement, model, device, types, group)
+    if group is not None:
+        held = tuple(map(round, kinds.spread(steps.held_bytes)))
+        measurement = measurement.model_copy(update={"parameter_bytes": held})
     return Measured(
         measurement=measurement.slower(factor) if factor > 1 else measurement,
         state_bytes_per_parameter_byte=steps.state_by_parameter(kinds),
@@ -269,15 +278,18 @@ def _length_factors(run: _SizeRun, kinds: Kinds) -> tuple[LengthFactor, ...]:
     return tuple(LengthFactor(numbers=numbers, factor=seconds / mean) for numbers, _, seconds in sorted(found))
 
 
-def _with_bytes(measurement: Measurement, model: Model, device: torch.device, types: NumberTypes) -> Measurement:
-    """With a lower precision's own bytes."""
-    saved, leaving = saved_bytes_somewhere(model, device, types), boundary_bytes(model, device, types)[1:]
+def _with_bytes(
+    measurement: Measurement, model: Model, device: torch.device, types: NumberTypes, group: Group | None
+) -> Measurement:
+    """With the own bytes of a lower precision, or of shards."""
+    saved = saved_bytes_somewhere(model, device, types) if group is None else saved_bytes(model, device, types, group)
+    leaving = boundary_bytes(model, device, types)[1:]
     return measurement.model_copy(
         update={
             "saved_bytes_per_sample": tuple(saved.per_sample),
             "first_saved_bytes_per_sample": tuple(saved.first),
             "output_bytes_per_sample": tuple(leaving),
-            "cast_bytes": tuple(saved.cast),
+            "cast_bytes": tuple(saved.cast) if types.casts else None,
         }
     )
 

@@ -17,7 +17,6 @@ from hetpipe.layers.model import Model
 from hetpipe.layers.split import refuse_skips, tied_layers
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.world import World
-from hetpipe.runtime.holder import refuse_unexecutable
 from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.replicas import PlanGroups
@@ -49,7 +48,6 @@ def node_of(device: str) -> str:
 
 def check_backend(backend: Backend, plan: Plan) -> None:
     """InputError with every reason why this back end cannot run this plan."""
-    refuse_unexecutable(plan)
     if not drives_a_replica(backend):
         return
     load_library(backend)
@@ -66,6 +64,11 @@ def check_backend(backend: Backend, plan: Plan) -> None:
             faults.append(
                 f"replica {r} offloads activations to the host in {'stages' if len(away) > 1 else 'stage'} "
                 f"{', '.join(map(str, away))}, which only the back end 'torch' does"
+            )
+        if split := [s for s, stage in enumerate(replica.stages) if len(stage.devices) > 1]:
+            faults.append(
+                f"replica {r} splits {'stages' if len(split) > 1 else 'stage'} {', '.join(map(str, split))} over several devices "
+                "(tensor parallelism), which only the back end 'torch' does"
             )
         nodes = list(dict.fromkeys(node_of(d) for stage in replica.stages for d in stage.devices))
         if len(nodes) > 1:

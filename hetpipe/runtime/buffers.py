@@ -91,7 +91,7 @@ class SharedBuffers:
         for group, process_group in self._groups:
             held = [buffer for name, buffer in self._buffers(group.layers).items() if name in self._changing and buffer.numel()]
             for dtype in dict.fromkeys(buffer.dtype for buffer in held):
-                self._broadcast([b for b in held if b.dtype == dtype], group.ranks[source], process_group)
+                self._broadcast([b for b in held if b.dtype == dtype], group.lead(source), process_group)
 
     def _broadcast(self, buffers: Sequence[Tensor], source: int, process_group: dist.ProcessGroup) -> None:
         device = self._device or buffers[0].device

@@ -94,7 +94,7 @@ class ForwardEngine(Holder, ABC):
             torch.inference_mode(False),
             torch.enable_grad(),
             computing(own, devices[-1]),
-            drawing(self.seed, self.world.rank, *place, devices=devices),
+            drawing(self.seed, self.drawing_rank, *place, devices=devices),
         ):
             yield
 
@@ -242,7 +242,7 @@ class ForwardEngine(Holder, ABC):
             wanted: list[Wanted] = []
             if sizes and targets is not None and self.is_last:
                 wanted = list(self.loss.wanted(targets, sizes, self._devices[-1]))
-            self._forward(sizes, inputs, lambda output, i: score(output, wanted[i]))
+            self._forward(sizes, inputs, (lambda output, i: score(output, wanted[i])) if self.is_last else lambda *_: None)
 
     def __call__(self, inputs: Tensors | None) -> Tensors | None:
         """What the model gives for these inputs (of this replica; None or empty: it has none), forward only, in evaluation mode:
@@ -250,7 +250,7 @@ class ForwardEngine(Holder, ABC):
         found: list[tuple[Tensor, ...]] = []
         with evaluating(self.stage), self._by_itself("forward", self.steps):
             sizes = self._sizes(self._agree(inputs, None))
-            self._forward(sizes, inputs, lambda output, _: found.append(as_tuple(output)))
+            self._forward(sizes, inputs, (lambda output, _: found.append(as_tuple(output))) if self.is_last else lambda *_: None)
         return as_value([torch.cat(column) for column in zip(*found, strict=True)]) if found else None
 
     def _in_replica(self, row: Statement, inputs: Tensors | None, *, training: bool) -> tuple[Statement, list[str]]:
@@ -259,8 +259,7 @@ class ForwardEngine(Holder, ABC):
         told = row_shapes(inputs) if inputs is not None and self.is_first and row.given[self.replica] and not row.faults else None
         total, self._shapes = Statement.of_shaped(self._sum_of_replica(row.shaped(told, self._like)), self._like)
         faults = self._other_autocasts(total)
-        alone = self.is_first and self.is_last
-        if not faults and not alone and total.given[self.replica] and not total.faults and self._shapes != self._like:
+        if not faults and not self.is_alone and total.given[self.replica] and not total.faults and self._shapes != self._like:
             try:
                 self.boundaries.of(self._rows_traced, training=training, shapes=self._shapes)
             except InputError as error:
@@ -303,8 +302,15 @@ class ForwardEngine(Holder, ABC):
     def _forward(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
         self._begin_step()
         if sizes:
+            inputs, _ = self._shared_by_stage(inputs, None, training=False)
             with torch.no_grad():
                 self._infer(sizes, inputs, on_output)
+
+    def _shared_by_stage(
+        self, inputs: Tensors | None, targets: Tensors | None, *, training: bool
+    ) -> tuple[Tensors | None, Tensors | None]:
+        """What the first device was given of those over which a stage is split, all of them have. Collective over them."""
+        return inputs, targets
 
     def _scorer(self, metric: Metric | None, sums: list[float]) -> Callable[[Tensors, Wanted], None]:
         def score(output: Tensors, wanted: Wanted) -> None:

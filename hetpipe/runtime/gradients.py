@@ -83,21 +83,30 @@ class _Bucket:
     def __post_init__(self) -> None:
         self.summed, self.views = None, list[Tensor]()
         if self.process_group is not None:
-            self.summed = self.parameters[0].new_zeros(sum(p.numel() for p in self.parameters) + len(self.parameters))
-            parts = torch.split(self.summed.detach(), [p.numel() for p in self.parameters] + [len(self.parameters)])
-            self.views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=False)]
+            sizes = list(map(self.group.numel, self.parameters))
+            self.summed = self.parameters[0].new_zeros(sum(sizes) + len(sizes))
+            parts = torch.split(self.summed.detach(), [*sizes, len(sizes)])
+            shapes = [self.group.part(p, p).shape for p in self.parameters]
+            self.views = [part.view(shape) for shape, part in zip(shapes, parts, strict=False)]
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients lie in it. Those of which it sums a piece are autograd's own."""
+        return self.summed is not None and not self.group.in_pieces
 
     def gradients(self) -> list[Tensor]:
         """All numbers of the gradients that its parameters have now, which a user may have replaced, in few tensors."""
-        if self.summed is not None and all(p.grad is view for p, view in zip(self.parameters, self.views, strict=True)):
+        if self.holds_gradients and all(p.grad is view for p, view in zip(self.parameters, self.views, strict=True)):
+            assert self.summed is not None
             return [self.summed[: -len(self.parameters)]]
-        return [p.grad for p in self.parameters if p.grad is not None]
+        return [self.group.part(p, p.grad) for p in self.parameters if p.grad is not None]
 
     def begin(self) -> None:
         """There are no gradients."""
         self.seen = 0
         self.touched.clear()
-        if self.summed is not None:
+        if self.holds_gradients:
+            assert self.summed is not None
             self.summed.zero_()
             for parameter, view in zip(self.parameters, self.views, strict=True):
                 _give(parameter, view)
@@ -107,17 +116,21 @@ class _Bucket:
         them, since all of them will be summed."""
         self.seen = 0
         self.touched.difference_update([p for p in self.parameters if p.grad is None])
-        if self.summed is not None:
+        if self.holds_gradients:
             self._gather()
-            if not holds:
-                self.summed.zero_()  # (times 0, what is infinite would be no number)
         if holds:
             _scale(self.gradients(), factor)
+        elif self.summed is not None:
+            for gradient in self.gradients():
+                gradient.zero_()  # (times 0, what is infinite would be no number)
 
     def home(self) -> Tensor:
         """All gradients are in their places, and the numbers of what took part."""
         assert self.summed is not None
         self._gather()
+        for parameter, view in zip(self.parameters, self.views, strict=True) if self.group.silent else ():
+            if parameter in self.group.silent:
+                view.zero_()
         used = self.summed[-len(self.parameters) :]
         if len(self.touched) == len(self.parameters):
             used.fill_(1.0)  # (copying numbers to a GPU waits for all that it was given)
@@ -126,14 +139,22 @@ class _Bucket:
         return self.summed
 
     def _gather(self) -> None:
-        """Gradients that something has replaced, or dropped, are in their places."""
+        """Gradients that something has replaced, or dropped, are in their places; so are copies of pieces."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
                 if parameter.grad is not None:
-                    view.copy_(parameter.grad.detach())
+                    view.copy_(self.group.part(parameter, parameter.grad.detach()))
                 else:
                     view.zero_()
-                _give(parameter, view)
+                if self.holds_gradients:
+                    _give(parameter, view)
+
+    def give_back(self) -> None:
+        """The sums of pieces are where the pieces were."""
+        for parameter, view in zip(self.parameters, self.views, strict=True) if not self.holds_gradients else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.group.part(parameter, parameter.grad.detach()).copy_(view)
 
 
 @torch.no_grad()  # what a user has put there may have a graph
@@ -148,12 +169,12 @@ def _give(parameter: nn.Parameter, gradient: Tensor) -> None:
         parameter.grad = gradient
 
 
-def _cut(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Buckets of one dtype each, from the last parameter to the first: a bucket ends where it would become larger than
-    BUCKET_BYTES, so only a single parameter may be."""
+def _cut(group: OwnerGroup) -> Iterator[list[nn.Parameter]]:
+    """Buckets of one dtype each, from the last parameter that trains to the first: a bucket ends where it would become larger
+    than BUCKET_BYTES, so only a single parameter may be."""
     open_: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
-    for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
+    for parameter in reversed([p for p in group.parameters if p.requires_grad]):
+        size = group.numel(parameter) * parameter.element_size()
         bucket, filled = open_.get(parameter.dtype, ([], 0))
         if bucket and filled + size > BUCKET_BYTES:
             yield bucket
@@ -190,9 +211,8 @@ class GradientSync:
         self._buckets = [
             _Bucket(group, bucket, process_groups.get(tuple(sorted(set(group.ranks)))))
             for group in groups
-            for bucket in _cut([p for p in group.parameters if p.requires_grad])
+            for bucket in _cut(group)
         ]
-        assert all(group.piece[1] == 1 for group in groups), "of a group's parameters, a piece would be summed whole"
         self._next = len(self._buckets)
         self._hooks: list[_Handle] = []
         for bucket in self._buckets:
@@ -204,7 +224,7 @@ class GradientSync:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradients on this rank."""
-        return sum(p.numel() * p.element_size() for bucket in self._buckets for p in bucket.parameters)
+        return sum(bucket.group.numel(p) * p.element_size() for bucket in self._buckets for p in bucket.parameters)
 
     def begin(self, kept: float | None = None) -> None:
         """A new step: there are no gradients; or, times `kept`, those that there are, to which its own are added."""
@@ -222,7 +242,7 @@ class GradientSync:
             if kept is None:
                 bucket.begin()
             else:
-                bucket.go_on(kept, holds=counts(self.rank, bucket.group.ranks))
+                bucket.go_on(kept, holds=self.rank == bucket.group.keeper)
 
     def _separate(self) -> None:
         """A gradient in another's place, into which something has put it, has one of its own."""
@@ -289,7 +309,9 @@ class GradientSync:
         for bucket in self._buckets:
             if bucket.summed is None:
                 self._gather(bucket.parameters)
-            elif len(bucket.touched) < len(bucket.parameters):
+                continue
+            bucket.give_back()
+            if len(bucket.touched) < len(bucket.parameters):
                 used = bucket.summed[-len(bucket.parameters) :].tolist()
                 for parameter, owners in zip(bucket.parameters, used, strict=True):
                     if not owners:
@@ -321,7 +343,7 @@ class GradientSync:
             process_group = self._process_groups.get(tuple(sorted(set(group.ranks))))
             if process_group is None or not group.parameters:
                 continue
-            own = fingerprint([parameter.detach() for parameter in group.parameters])
+            own = fingerprint([group.part(parameter, parameter.detach()) for parameter in group.parameters])
             extremes = torch.stack([own, -own]).to(self._device or own.device)
             dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=process_group)
             if different is None and int(extremes[0]) != -int(extremes[1]):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError, listed
 from hetpipe.layers.model import Model, Tensors, as_tuple, batch_size, select
+from hetpipe.layers.shards.split import pieces_in
 from hetpipe.layers.transforms import written_names
 from hetpipe.layers.weights import load_state, state_of
 from hetpipe.planning.shares import shares_for
@@ -29,7 +30,8 @@ NOTHING = "nothing"  # the name of the parameter of a process that has none
 
 class Holder:
     """A process of a plan, which has some stages of one replica. `stage` has the layers of this process under their names in the
-    whole model."""
+    whole model. `is_first`: it is given the inputs of its replica; `is_last`: its targets. Of a stage that is split over several
+    devices, that is the first of them."""
 
     stage: nn.Sequential
     recorders: list[Recorder]  # one for each stage of this process
@@ -38,21 +40,31 @@ class Holder:
     def __init__(self, model: Model, plan: Plan, world: World) -> None:
         self.plan, self.world = plan, world
         plan.check(layers=len(model.layers))
-        refuse_unexecutable(plan)
         self._model = model
         self.seats = [seat for seat in plan.seats() if world.rank_of.get(seat.device) == world.rank]
         if not self.seats:
             raise InputError(f"device {world.device_id} has no part in the plan, which uses {list(plan.device_ids)}")
         self.replica, self.index = self.seats[0].replica, self.seats[0].stage
         self._replica_plan = plan.replicas[self.replica]
-        self.is_first, self.is_last = self.index == 0, self.index == len(self._replica_plan.stages) - 1
+        leads = self.seats[0].shard == 0  # it speaks for the devices over which its stage is split
+        self.is_first, self.is_last = leads and self.index == 0, leads and self.index == len(self._replica_plan.stages) - 1
         self.steps = 0  # begun so far
         self._shared: deque[tuple[weakref.ref[Tensor], int | None]] = deque(maxlen=SHARED)
 
     def left_to_others(self) -> None:
         """The values of this process's layers are newer now than what it has of other processes' layers."""
-        if not (self.is_first and self.is_last):
+        if not self.is_alone:
             stale.mark(self.layers, self.stage)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has all stages of its replica, and shares none of them."""
+        return self.is_first and self.is_last and self.shard[1] == 1
+
+    @property
+    def drawing_rank(self) -> int:
+        """The rank by which layers draw: the same on all devices over which a stage is split."""
+        return self.world.rank_of[self._replica_plan.stages[self.index].devices[0]]
 
     @property
     def name(self) -> str:
@@ -111,24 +123,32 @@ class Holder:
         return self._model.layers
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This process's parameters and buffers by their names in the whole model; all processes together have all of them."""
+        """This process's parameters and buffers by their names in the whole model; all processes together have all of them.
+        InputError where the stage is split, of which this process has shards only."""
+        if pieces_in(self.stage):
+            raise InputError(
+                f"{self.name}: the stage is split over {self.shard[1]} devices, so a state of this rank has shards of tensors "
+                "only; engine.whole_state_dict() on all ranks, or hetpipe.save_checkpoint, puts them together"
+            )
         return state_of(self.stage)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this process's part of a state: of the whole model's, or of what `state_dict` gave here. InputError, before
         anything is changed, where it lacks a tensor of this process, has one that the model has not, or one of another shape."""
         own, written = state_of(self.stage), written_names(self.layers)
+        pieces = {written(name): piece for name, piece in pieces_in(self.stage).items()}
         state = {written(name): tensor for name, tensor in state.items()}
         strange = state.keys() - state_of(self.layers).keys()
         faults = [f"it has {name!r}, which the model has not" for name in sorted(strange)]
         for name, tensor in own.items():
+            shape = pieces[name].whole_shape(tensor.shape) if name in pieces else tuple(tensor.shape)
             if name not in state:
                 faults.append(f"it has no {name!r}")
-            elif state[name].shape != tensor.shape:
-                faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {tuple(tensor.shape)}")
+            elif tuple(state[name].shape) != shape:
+                faults.append(f"{name!r} has shape {tuple(state[name].shape)}, in the model {shape}")
         if faults:
             raise InputError(f"{self.name}: this is not a state of the model:\n{listed(faults)}")
-        load_state(self.stage, {name: state[name] for name in own})
+        load_state(self.stage, {name: pieces[name].shard(state[name]) if name in pieces else state[name] for name in own})
         self.left_to_others()
 
     def parameters_are_finite(self) -> bool:
@@ -177,14 +197,3 @@ class Holder:
     def usage(self) -> list[tuple[str, int | None, float]]:
         """(device, peak bytes where they are known, seconds of overrun) of each stage of this process."""
         return [(device, recorder.peak_bytes, recorder.pacer.overrun_seconds) for device, _, recorder in self._places()]
-
-
-def refuse_unexecutable(plan: Plan) -> None:
-    """Tensor-parallel stages are planned and priced, but not yet executed."""
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            if len(stage.devices) > 1:
-                raise InputError(
-                    f"replica {r} stage {s} is tensor-parallel over {list(stage.devices)}; such stages can be planned and "
-                    "simulated, but not yet trained"
-                )

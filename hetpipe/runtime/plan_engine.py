@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Model, Tensors, Wanted, named_layers
+from hetpipe.layers.shards.split import pieces_in
 from hetpipe.layers.trials.layer_check import Outcome, few_of_each_kind
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.rendezvous import give_back_at_exit
@@ -65,6 +66,11 @@ class PlanEngine(ForwardEngine):
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         """Try this process's layers (see `layer_check`) on a few of the replica's samples, of which there are so many."""
 
+    def _refused(self, inputs: Tensors | None, samples: int) -> bool:
+        """Whether this step is refused before anything of it runs, as devices that share a stage must be told; once it is looked
+        at how layers are split. Collective over the replica."""
+        return False
+
     def _layers_to_try(self, stage: nn.Sequential, lo: int) -> list[tuple[str, nn.Module]]:
         """The layers that this look tries of a stage which begins with layer `lo`, by name: in the first step all, since layers
         that look alike may differ in what cannot be compared, and then a few of each kind."""
@@ -81,7 +87,7 @@ class PlanEngine(ForwardEngine):
         self._buffers = self._held if accepted and len(self.plan.replicas) > 1 else None
         self._given = Given(self._model, self.loss, self.stage, self.replica, self.name)
         self._trained = Trained(self.stage)
-        self._handover = Handover(list(self.trained_parameters()))
+        self._handover = Handover(list(self.trained_parameters()), split=bool(pieces_in(self.stage)))
 
     def _seed(self, wanted: Wanted) -> float:
         """The gradient of the whole batch's loss by that of a micro-batch."""
@@ -123,6 +129,9 @@ class PlanEngine(ForwardEngine):
         sizes = take_sizes(self._replica_plan.microbatch_sizes, self._own_share(row, inputs))
         if sizes:
             self._faults += self._faults_of_loss(targets, training=True)
+            inputs, targets = self._shared_by_stage(inputs, targets, training=True)
+            if self._refused(inputs, sum(sizes)):
+                sizes = ()
         if sizes and self._looks and self._model.coupled_layers is None:
             self.recorders[0].note("the trial of the layers", waits=False)
             self._faults += self._given.faults_of_layers(self._try_layers(inputs, sum(sizes)))
@@ -135,7 +144,7 @@ class PlanEngine(ForwardEngine):
         if divisor.correction != 1.0:
             self.sync.scale(divisor.correction)
         odd_here = not self.sync.is_finite()  # before the loss is waited for: a card that still computes is given this, too
-        local = float(torch.stack(losses).sum()) if losses else 0.0
+        local = float(torch.stack(losses).sum()) if losses and self.is_last else 0.0
         self.recorders[0].note("the sum of losses")
         if self._faults:  # found in the midst of it
             row.faults, own = 1.0, replace(own, fault=own.fault or self._faults[0])

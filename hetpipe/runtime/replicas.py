@@ -5,17 +5,19 @@ tensor-parallel stages are pieces of it, each with owners of its own (`spec.seat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.seats import Owners
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import named_layers
+from hetpipe.layers.shards.layout import Cut
 from hetpipe.processes.environment import step_timeout
 from hetpipe.processes.world import check_devices
 
@@ -23,7 +25,12 @@ from hetpipe.processes.world import check_devices
 @dataclass(frozen=True)
 class OwnerGroup:
     """Parameters of one segment or tie on this rank, and the global ranks that own them; of a segment in the order of the
-    replicas, with the names of its layers. `piece`: which of how many equal pieces of what this rank has of them is meant."""
+    replicas, with the names of its layers.
+
+    Where a stage of a segment is split, pieces of its parameters have owners of their own. `piece`: which of how many equal
+    pieces of what this rank has of them is meant, which `cuts` cut; parameters that are not cut have all ranks as owners. Of
+    those, the gradients of the parameters in `silent` are whole on several devices of a group, and this rank is not the one
+    whose count. `leads`: the first rank of each replica."""
 
     name: str
     ranks: tuple[int, ...]
@@ -31,24 +38,53 @@ class OwnerGroup:
     tied: bool = False
     layers: tuple[str, ...] = ()
     piece: tuple[int, int] = (0, 1)
+    cuts: Mapping[nn.Parameter, Cut] = field(default_factory=dict)
+    silent: frozenset[nn.Parameter] = frozenset()
+    leads: tuple[int, ...] = ()
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether this rank has several pieces of these parameters, and one of them is meant."""
+        return self.piece[1] > 1
+
+    def part(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """The part of a tensor that lies as this parameter does: a view."""
+        return self.cuts[parameter].piece(tensor, *self.piece) if self.in_pieces else tensor
+
+    def numel(self, parameter: nn.Parameter) -> int:
+        """The numbers of this part."""
+        return parameter.numel() // self.piece[1]
+
+    @property
+    def keeper(self) -> int:
+        """The rank that keeps what a step adds to: one whose gradients count."""
+        return self.ranks[0]
+
+    def lead(self, replica: int) -> int:
+        """The rank of this replica whose buffers the others take."""
+        return (self.leads or self.ranks)[replica]
 
 
 def plan_groups(plan: Plan, rank_of: Mapping[str, int], tied: Mapping[str, Sequence[int]]) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, ranks) of every owner group of a plan in launch order: segments from the last layer down, then ties, of each piece
-    by piece. `tied` maps the name of a tied parameter to the layers that hold it. Pure: every rank computes the same list."""
+    """(name, ranks) of every owner group of a plan in launch order: segments from the last layer down, then ties; of those that
+    have pieces, piece by piece, and then of what is whole on all. `tied` maps the name of a tied parameter to the layers that
+    hold it. Pure: every rank computes the same list."""
     groups = []
     for owners in (*plan.owners(), *(plan.owners_of_tied(name, tied[name]) for name in sorted(tied))):
-        for name, devices in zip(_names(owners), owners.pieces, strict=True):
+        for name, devices in zip(_names(owners), (*owners.pieces, owners.everyone), strict=False):
             ranks = tuple(rank_of[device] for device in devices)
-            groups.append((name, ranks if owners.tied is None else tuple(sorted(set(ranks)))))
+            groups.append((name, ranks if owners.tied is None else tuple(dict.fromkeys(ranks))))
     return groups
 
 
 def _names(owners: Owners) -> list[str]:
-    """Of the group of each piece, for messages, and to tell them apart."""
-    whole = f"layers {owners.lo}:{owners.hi}" if owners.tied is None else f"tied {owners.tied}"
+    """Of the group of each piece, and of what is whole if there are several, for messages, and to tell them apart."""
+    name = f"layers {owners.lo}:{owners.hi}" if owners.tied is None else f"tied {owners.tied}"
     count = len(owners.pieces)
-    return [whole] if count == 1 else [f"{whole}, piece {j} of {count}" for j in range(1, count + 1)]
+    return [name] if count == 1 else [*(f"{name}, piece {j} of {count}" for j in range(1, count + 1)), f"{name}{WHOLE}"]
+
+
+WHOLE = ", what is not split"  # in the name of a group
 
 
 class Lanes(NamedTuple):
@@ -88,6 +124,7 @@ class PlanGroups:
 
     pipelines: tuple[Lanes, ...]
     owners: Mapping[tuple[int, ...], dist.ProcessGroup]
+    stages: Mapping[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)  # of each (replica, stage) that is split
 
     @classmethod
     def create(cls, plan: Plan, rank_of: Mapping[str, int], tied: Mapping[str, Sequence[int]]) -> PlanGroups:
@@ -107,12 +144,18 @@ class PlanGroups:
             key = tuple(sorted(set(ranks)))
             if len(key) > 1 and key not in owners:
                 owners[key] = dist.new_group(list(key), timeout=timeout)
-        return cls(pipelines=tuple(pipelines), owners=owners)
+        stages = {
+            (r, s): dist.new_group([rank_of[device] for device in stage.devices], timeout=timeout)
+            for r, replica in enumerate(plan.replicas)
+            for s, stage in enumerate(replica.stages)
+            if len(stage.devices) > 1
+        }
+        return cls(pipelines=tuple(pipelines), owners=owners, stages=stages)
 
     def close(self) -> None:
         """End those that this rank is in. Every rank of the plan calls it, when it has done with all messages in them."""
         groups = [group for lanes in self.pipelines for group in lanes if group is not None]
-        for group in dict.fromkeys([*groups, *self.owners.values()]):
+        for group in dict.fromkeys([*groups, *self.owners.values(), *self.stages.values()]):
             dist.destroy_process_group(group)
 
     def warm_up(self, device: torch.device) -> None:
@@ -132,6 +175,19 @@ def _check_same_plan(plan: Plan) -> None:
         raise InputError(f"the ranks hold different plans: fingerprints {dict(enumerate(prints))}; give all the same plan file")
 
 
+class Sharing(NamedTuple):
+    """What this rank has of its stages: shard `number` of `degree`; how those parameters are cut that are, whatever the shard is;
+    and the whole ones of whose gradients each device of a group makes a part."""
+
+    number: int = 0
+    degree: int = 1
+    cuts: Mapping[nn.Parameter, Cut] = {}
+    partial: AbstractSet[nn.Parameter] = frozenset()
+
+
+WHOLE_STAGE = Sharing()
+
+
 def local_groups(
     stage: nn.Sequential,
     lo: int,
@@ -140,17 +196,21 @@ def local_groups(
     plan: Plan,
     tied: Mapping[str, Sequence[int]],
     tied_names: Mapping[nn.Parameter, str],
-    shard: tuple[int, int] = (0, 1),
+    sharing: Sharing = WHOLE_STAGE,
 ) -> list[OwnerGroup]:
     """The owner groups that this rank's stage (layers [lo, hi)) is part of, in launch order, each parameter in exactly one, or
-    each of its pieces. `shard`: which of how many the rank has of the stage."""
+    each of its pieces."""
     children, ranks = named_layers(stage), dict(segments)
     found = list[OwnerGroup]()
 
     def add(owners: Owners, parameters: Collection[nn.Parameter], layers: tuple[str, ...] = ()) -> None:
-        names, own, tied = _names(owners), owners.in_shard(*shard), owners.tied is not None
-        for at, j in enumerate(own):
-            found.append(OwnerGroup(names[j], ranks[names[j]], tuple(parameters), tied, layers, (at, len(own))))
+        names, own, tied = _names(owners), owners.in_shard(sharing.number, sharing.degree), owners.tied is not None
+        cut = {p: sharing.cuts[p] for p in parameters if p in sharing.cuts} if len(names) > 1 else {}
+        whole = [p for p in parameters if p not in cut]
+        for at, j in enumerate(own) if cut else ():
+            found.append(OwnerGroup(names[j], ranks[names[j]], tuple(cut), tied, (), (at, len(own)), cut))
+        silent = frozenset(p for p in whole if p not in sharing.partial) if sharing.number else frozenset()
+        found.append(OwnerGroup(names[-1], ranks[names[-1]], tuple(whole), tied, layers, silent=silent, leads=ranks[names[0]]))
 
     for owners in plan.owners():
         if lo <= owners.lo and owners.hi <= hi:

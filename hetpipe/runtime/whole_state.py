@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetpipe.layers.shards.split import pieces_in
 from hetpipe.layers.transforms import tensors_of, written_names
 from hetpipe.layers.weights import state_of
 from hetpipe.processes.world import World
@@ -13,24 +16,33 @@ from hetpipe.processes.world import World
 
 def whole_state(layers: nn.Sequential, stage: nn.Module, world: World) -> dict[str, Tensor] | None:
     """On the main rank, the state of all `layers` in memory of its own on the CPU; None on the others, each of which copies no
-    more than one tensor of its `stage` at a time. A tensor that several ranks hold comes from the first of them; one that has
-    several names is one object under each. Collective."""
+    more than one tensor of its `stage` at a time, and puts that together if it has a shard of it. A tensor that several ranks
+    hold comes from the first of them; one that has several names is one object under each. Collective."""
     world = world.patiently()
-    own = state_of(stage)
-    held = world.gather({name: (tensor.shape, tensor.dtype) for name, tensor in own.items()})
+    own, written = state_of(stage), written_names(stage)
+    pieces = {written(name): piece for name, piece in pieces_in(stage).items()}
+    shapes = {name: pieces[name].whole_shape(t.shape) if name in pieces else tuple(t.shape) for name, t in own.items()}
+    held = world.gather({name: (shapes[name], tensor.dtype, name in pieces) for name, tensor in own.items()})
     first_name, found = _first_names(layers), dict[str, Tensor]()
     for name in state_of(layers):
         if first_name.get(name, name) != name:
             continue
         position = next(i for i, part in enumerate(held) if name in part)
         source = world.ranks[position]
+        piece = pieces.get(name)
+        if held[position][name][2]:
+            world.barrier()  # its owners wait for each other no longer than in a step, and one may still send another tensor
+        if piece is not None and source in piece.group.ranks:
+            own[name] = piece.joined(own[name])
         if world.is_main and source == world.rank:
             found[name] = own[name].detach().to("cpu", copy=True)
         elif world.is_main:
-            shape, dtype = held[position][name]
+            shape, dtype, _ = held[position][name]
             found[name] = receive_tensor(shape, dtype, source, world)
         elif source == world.rank:
             send_tensor(own[name].detach().cpu(), min(world.ranks), world)
+        if piece is not None:
+            del own[name]
     if not world.is_main:
         return None
     return {name: found[first_name.get(name, name)] for name in state_of(layers)}
@@ -48,7 +60,7 @@ def send_tensor(tensor: Tensor, to: int, world: World) -> None:
         dist.send(_as_bytes(tensor.contiguous()), to, group=world.control)
 
 
-def receive_tensor(shape: torch.Size, dtype: torch.dtype, source: int, world: World) -> Tensor:
+def receive_tensor(shape: Sequence[int], dtype: torch.dtype, source: int, world: World) -> Tensor:
     """What the rank `source` sends, on the CPU."""
     tensor = torch.empty(shape, dtype=dtype)
     if tensor.numel():

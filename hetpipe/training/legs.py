@@ -13,11 +13,13 @@ from torch import Tensor
 
 from hetpipe.building.build import build_model
 from hetpipe.checkpoints.resume import RunState
-from hetpipe.checkpoints.state_tensors import empty_optimizer_state, install, model_state, optimizer_state
+from hetpipe.checkpoints.state_tensors import Split, empty_optimizer_state, install, model_state, optimizer_state
 from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
+from hetpipe.layers.shards.layout import Cut
+from hetpipe.layers.shards.split import Piece
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.predict.timeline import Timeline
@@ -55,54 +57,84 @@ def leg(setting: Setting, plan: Plan, profile: Profile | None) -> Iterator[PlanE
 
 class Carried(NamedTuple):
     """What this rank carries from a leg to the next: the step, its tensors by the whole model's names, in memory of their own on
-    the CPU, and the rest of the run's state as trainer.json has it."""
+    the CPU, of which of them it has `pieces` only, and the rest of the run's state as trainer.json has it."""
 
     step: int
     tensors: dict[str, Tensor]
+    pieces: dict[str, Piece]
     plain: dict[str, Any]
 
     @classmethod
     def of(cls, run: RunState) -> Carried:
         """Of a leg that is over."""
         stage = run.engine.stage
-        own = model_state(stage) | optimizer_state(stage, run.optimizer)
-        return cls(run.engine.steps, {key: tensor.to("cpu", copy=True) for key, tensor in own.items()}, run.plain())
+        own, split = model_state(stage) | optimizer_state(stage, run.optimizer), Split(stage)
+        pieces = {key: piece for key, tensor in own.items() if (piece := split.piece(key, tensor.shape)) is not None}
+        return cls(run.engine.steps, {key: tensor.to("cpu", copy=True) for key, tensor in own.items()}, pieces, run.plain())
+
+    def kind(self, key: str) -> _Kind:
+        """What there is of one of its tensors."""
+        tensor, piece = self.tensors[key], self.pieces.get(key)
+        if piece is None:
+            return _Kind(tuple(tensor.shape), tensor.dtype)
+        return _Kind(piece.whole_shape(tensor.shape), tensor.dtype, tuple(tensor.shape), piece.cut, piece.group.ranks)
+
+
+class _Kind(NamedTuple):
+    """The shape and type of a tensor; and if it is carried in shards, the shape of one, how it is cut, and who has them."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    shard: tuple[int, ...] = ()
+    cut: Cut | None = None
+    ranks: tuple[int, ...] = ()
 
 
 def hand_over(carried: Carried | None, run: RunState | None, world: World) -> int:
     """Let the run of this leg go on from what all ranks have carried; the step of that. None: this rank was not used, or is not.
     Collective over all ranks of the job."""
-    own = carried.tensors if carried is not None else {}
-    kinds = world.gather({key: (tuple(tensor.shape), tensor.dtype) for key, tensor in own.items()})
-    available = {key: Described(*kind) for part in reversed(kinds) for key, kind in part.items()}
-    wanted: dict[str, Tensor] = {}
+    kinds = world.gather({key: carried.kind(key) for key in carried.tensors} if carried is not None else {})
+    found: dict[str, tuple[int, _Kind]] = {}
+    for rank, part in zip(world.ranks, kinds, strict=True):
+        for key, kind in part.items():
+            found.setdefault(key, (rank, kind))
+    held, wanted = dict[str, Tensor](), dict[str, Tensor]()
     if run is not None:
-        stage = run.engine.stage
-        wanted = model_state(stage) | empty_optimizer_state(stage, run.optimizer, available)
+        stage, there = run.engine.stage, {key: Described(kind.shape, kind.dtype) for key, (_, kind) in found.items()}
+        held = model_state(stage)
+        wanted = Split(stage).room(held) | empty_optimizer_state(stage, run.optimizer, there)
     takers = world.gather(list(wanted))
     with peers_named():
-        for key in sorted(available):
-            source = next(rank for rank, part in zip(world.ranks, kinds, strict=True) if key in part)
+        for key, (source, kind) in sorted(found.items()):
             ranks = [rank for rank, keys in zip(world.ranks, takers, strict=True) if key in keys]
-            _pass_on(key, own, wanted, source, ranks, world)
-    step, plain = next(found for found in world.gather(carried and (carried.step, carried.plain)) if found is not None)
+            own = carried.tensors.get(key) if carried is not None else None
+            _pass_on(own, wanted.get(key), kind, kind.ranks or (source,), ranks, world)
+    step, plain = next(told for told in world.gather(carried and (carried.step, carried.plain)) if told is not None)
     if run is not None:
+        Split(run.engine.stage).take(held, wanted)
         install(run.engine.stage, run.optimizer, wanted)
         run.take_over(TrainerState.parse({"format": FORMAT, "step": step, **plain}, "the leg before"), "the leg before")
-    found: int = step
-    return found
+    done: int = step
+    return done
 
 
-def _pass_on(key: str, own: dict[str, Tensor], wanted: dict[str, Tensor], source: int, takers: list[int], world: World) -> None:
-    """One tensor, from the first rank that has it to all that want it."""
-    if source == world.rank:
-        for rank in takers:
-            if rank != source:
-                send_tensor(own[key], rank, world)
-    if world.rank in takers:
-        target = wanted[key]
+def _pass_on(
+    own: Tensor | None, target: Tensor | None, kind: _Kind, sources: tuple[int, ...], takers: list[int], world: World
+) -> None:
+    """One tensor, from the ranks that have it, or its shards, to all that want it."""
+    parts = list[Tensor]()
+    for source in sources:
+        if source == world.rank:
+            assert own is not None
+            for rank in takers:
+                if rank != source:
+                    send_tensor(own, rank, world)
+        if world.rank in takers:
+            shape = kind.shape if kind.cut is None else kind.shard
+            parts.append(own if source == world.rank and own is not None else receive_tensor(shape, kind.dtype, source, world))
+    if target is not None:
         with torch.no_grad():
-            target.copy_(own[key] if source == world.rank else receive_tensor(target.shape, target.dtype, source, world))
+            target.copy_(parts[0] if kind.cut is None else kind.cut.join(parts))
 
 
 class _Told(NamedTuple):

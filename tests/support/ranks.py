@@ -28,21 +28,23 @@ def cluster_of(*counts: int) -> Cluster:
 
 def make_plan(replicas: Sequence[dict[str, Any]], *, schedule: str = "1f1b", model: str = "test") -> Plan:
     """A plan from short rows: `cuts` [4, 3, 3] layers per stage, `sizes` of micro-batches, optional `warmup`, `recompute`,
-    `offload` and `devices`; without these, devices are dealt out in order (one node a replica)."""
+    `offload`, `devices`, and `widths` of stages that are split; without devices, these are dealt out in order (one node a
+    replica)."""
     documents = []
     for r, row in enumerate(replicas):
-        at, stages = 0, []
+        at, device, stages = 0, 0, []
         for s, count in enumerate(row["cuts"]):
+            width = row["widths"][s] if "widths" in row else 1
             stage: dict[str, Any] = {
                 "layers": [at, at + count],
-                "devices": [row["devices"][s] if "devices" in row else f"n{r}/{s}"],
+                "devices": [row["devices"][s]] if "devices" in row else [f"n{r}/{device + i}" for i in range(width)],
                 "recompute": row.get("recompute", False),
                 "offload": row.get("offload", False),
             }
             if "warmup" in row:
                 stage["warmup"] = row["warmup"][s]
             stages.append(stage)
-            at += count
+            at, device = at + count, device + width
         documents.append({"microbatch_sizes": row["sizes"], "stages": stages})
     total = sum(sum(row["sizes"]) for row in replicas)
     return Plan.parse(

@@ -27,7 +27,8 @@ def twenty_steps(world: World, plan: Plan) -> dict[str, Any]:
     layers = build("tied", torch.float32)
     engine = open_engine(world, plan, layers, *batch("tied", 4, 0), Loss(function=cross_entropy, weight="tokens"))
     assert isinstance(engine, TorchEngine)
-    engine._lanes.warm_up(*engine._peers, engine.device)  # as on cards; it ends, and all goes on as without
+    before, after = engine._sides
+    engine._lanes.warm_up(before.peers, after.peers, engine.device)  # as on cards; it ends, and all goes on as without
     shares = tuple(replica.samples for replica in plan.replicas)
     optimizer = torch.optim.AdamW(engine.parameters(), lr=0.01)
     norms = []

@@ -18,6 +18,7 @@ from hetpipe.documents.plan import Backend, Plan
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.layers.device import Emulation, one_thread
 from hetpipe.layers.model import Loss, Model, Tensors, as_tuple, as_value, class_weight, cross_entropy, mse, select, split_rows
+from hetpipe.layers.shards.split import pieces_in
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends, gradients
@@ -150,7 +151,8 @@ def _train(case: Case, engine: Engine, module: nn.Module, part: Any, replica: in
         optimizer.step()
         if case.zero_grad:
             optimizer.zero_grad()
-    state = {name: copied(value) for name, value in module.state_dict().items()}
+    pieces = pieces_in(module)
+    state = {name: copied(pieces[name].joined(v) if name in pieces else v) for name, v in module.state_dict().items()}
     return Trained(replica, losses, norms, evaluations, state, without if case.steps else set(), memory)
 
 

@@ -8,6 +8,9 @@ THREE = {"cuts": [4, 3, 3], "sizes": [4] * 6}  # 24 samples over three devices
 TWO = {"cuts": [6, 4], "sizes": [4, 4]}  # beside 8 over two
 ONE = {"cuts": [10], "sizes": [3, 3, 2]}  # or 8 on one
 BOTH = (THREE, TWO)
+SPLIT = {"cuts": [6, 4], "sizes": [4] * 3, "widths": [2, 1]}  # the first stage over two devices
+MIDDLE = {"cuts": [5, 5], "sizes": [4] * 3, "widths": [1, 2]}
+ENDS = {"cuts": [10], "sizes": [4, 3], "widths": [3]}
 UNEVEN = ({"cuts": [4, 3, 3], "sizes": [5, 4, 3, 2]}, {"cuts": [6, 4], "sizes": [2, 3, 5, 4, 1]})
 
 CASES = {
@@ -230,5 +233,33 @@ CASES = {
         Case(name="evaluate tokens, one replica without samples", net="tied", plan=BOTH, evaluate=(13, 0), clip=0.05),
         Case(name="evaluate tuples, unequal micro-batches", net="tuples", plan=UNEVEN, evaluate=(7, 11)),
         Case(name="evaluate dropout and BatchNorm", net="dropout and BatchNorm", plan=BOTH, evaluate=(24, 9), steps=0),
+    ],
+    "split": [
+        Case(name="split first stage beside two stages", net="splittable", plan=(SPLIT, TWO)),
+        Case(name="split last stage, alone", net="splittable", plan=({"cuts": [4, 6], "sizes": [4, 3, 2], "widths": [1, 2]},)),
+        Case(name="split middle stage, AdamW, clipped", net="splittable", plan=(MIDDLE, ONE), optimizer="AdamW", clip=0.05),
+        Case(name="one split stage", net="splittable", plan=({"cuts": [10], "sizes": [3, 3], "widths": [3]},), clip=0.05),
+        Case(
+            name="widths 3 and 2 and 1",
+            net="splittable",
+            plan=({"cuts": [10], "sizes": [4, 4], "widths": [3]}, {"cuts": [10], "sizes": [5], "widths": [2]}, ONE),
+            optimizer="AdamW",
+            clip=0.05,
+        ),
+        Case(name="split, recomputed, gpipe", net="splittable", plan=({**SPLIT, "recompute": True}, TWO), schedule="gpipe"),
+        Case(name="split, offloaded", net="splittable", plan=({**SPLIT, "offload": True}, TWO)),
+        Case(name="split, partly frozen", net="splittable, partly frozen", plan=(SPLIT, TWO), clip=0.05),
+        Case(name="split, LoRA", net="splittable, LoRA", plan=(SPLIT, TWO), clip=0.05),
+        Case(name="split, LoRA, widths 3 and 2", net="splittable, LoRA", plan=(ENDS, {**ENDS, "widths": [2]}), optimizer="AdamW"),
+        Case(name="split, tied ends", net="tied, splittable", plan=(SPLIT, TWO), clip=0.05, optimizer="AdamW"),
+        Case(name="split on both sides, tied ends", net="tied, splittable", plan=(ENDS, ONE), clip=0.05),
+        Case(
+            name="split, a replica without samples",
+            net="splittable",
+            plan=(SPLIT, TWO),
+            shares=((12, 8), (0, 3), (7, 0)),
+            evaluate=(5, 3),
+        ),
+        Case(name="split, evaluated", net="tied, splittable", plan=(MIDDLE, TWO), evaluate=(7, 3)),
     ],
 }

@@ -92,7 +92,7 @@ def save_checkpoint(
     if any(other != of_first for _, other in every):
         stages = {layers: {key: own[key] for key in ("scheduler_state", "scheduled")} for layers, own in every}
         extra["schedules"] = [{"layers": layers, **own} for layers, own in stages.items()]
-    saved = checkpoint.begin(store_at(folder), step, engine.stage, optimizer, extra, world, engine.shard).finish(keep)
+    saved = checkpoint.begin(store_at(folder), step, engine.stage, optimizer, extra, world).finish(keep)
     return Path(folder, saved.name) if isinstance(folder, str | os.PathLike) else saved
 
 

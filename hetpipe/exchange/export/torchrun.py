@@ -20,9 +20,6 @@ def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:
             node, index = device.rsplit("/", 1)
             most[node] = max(most[node], int(index) + 1)
         ids = [f"{node}/{i}" for node, count in most.items() for i in range(count)]
-    lost = []
-    if any(len(stage.devices) > 1 for replica in plan.replicas for stage in replica.stages):
-        lost.append("tensor-parallel stages: hetpipe plans and prices them, but does not run them yet")
     idle = [device for device in ids if device not in plan.device_ids]
     assumed = ["JOB.yaml names the model, the data and the cluster file, PLAN.json is this plan"]
     if cluster is None:
@@ -33,5 +30,5 @@ def export_torchrun(plan: Plan, cluster: Cluster | None) -> Export:
     lines = [
         (launch, f"{start(launch, i, nodes, False)} -m hetpipe train JOB.yaml --plan PLAN.json") for i, launch in enumerate(nodes)
     ]
-    text = "\n".join([SHEBANG, *header(plan, "torchrun", lost, assumed), *cases(lines)]) + "\n"
-    return Export(target="torchrun", text=text, lost=tuple(lost))
+    text = "\n".join([SHEBANG, *header(plan, "torchrun", [], assumed), *cases(lines)]) + "\n"
+    return Export(target="torchrun", text=text, lost=())

@@ -17,7 +17,7 @@ from hetpipe.checkpoints.checkpoint import read_whole, tensors_in
 from hetpipe.checkpoints.origin.base import adapter_said, check_adapted
 from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_of_base
 from hetpipe.checkpoints.origin.configured import check_config
-from hetpipe.checkpoints.state_tensors import MODEL, model_faults, model_state
+from hetpipe.checkpoints.state_tensors import MODEL, model_faults
 from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.stores.store import Store, Stored
 from hetpipe.checkpoints.stores.tensor_files import PartTensors, save_tensors
@@ -108,7 +108,7 @@ def _origin_of(layers: nn.Sequential | None) -> Origin | None:
 
 
 def _export_plain(layers: nn.Sequential | None, saved: Stored, available: PartTensors, folder: str | Path) -> Path:
-    if layers is not None and (faults := model_faults(available, model_state(layers), surplus=True)):
+    if layers is not None and (faults := model_faults(available, layers, surplus=True)):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
     _write_shards(_plain_shards(available), available, target)
@@ -119,7 +119,7 @@ def _export_adapted(
     layers: nn.Sequential, section: AdapterSection, saved: Stored, available: PartTensors, folder: str | Path, *, merge: bool
 ) -> Path:
     """Adapters, or the whole model with them."""
-    if faults := model_faults(available, model_state(layers), surplus=True):
+    if faults := model_faults(available, layers, surplus=True):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     check_adapted(read_saved(saved), list(layers), saved)
 

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.folder import WeightFolder
+from hetpipe.hf.replay.parallel import styles
 from hetpipe.hf.replay.skeleton import Anatomy, Call, Skeleton, Stop, features_of, skeleton_of
 from hetpipe.layers.losses.chunked import IGNORED, losses_of_logits, token_losses
 from hetpipe.layers.model import Tensors, as_tuple, as_value, came_along, send_along
@@ -123,6 +124,7 @@ class Block(Part):
         self.number, self.called = number, called
         layer = model.get_submodule(skeleton.anatomy.layers)[number]  # type: ignore[index]
         self.add_module(called, layer)
+        self.tensor_parallel = styles(model.config, skeleton.anatomy.layers, layer, called)
         self.experts = any(getattr(config, _CHOICE, None) in GROUPED for config in _configs(layer))
 
     @property

@@ -16,6 +16,7 @@ from hetpipe.documents.number_types import NumberTypes
 from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.model import Tensors, alongside, as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alone
+from hetpipe.layers.shards.split import as_if_whole, whole_shapes
 from hetpipe.layers.split import REENTRANT, TensorSpec, ancestors, gradient_leaves, is_reentrant
 from hetpipe.layers.transforms import added_as, tensors_of
 from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
@@ -157,6 +158,8 @@ class _Tracer:
         fakes_of = {t: _fake(t, place, dtype) for t, dtype in held_types(layer, stage.types).items()}
         fake_of = {id(t): f for t, f in fakes_of.items() if t.is_meta or t.device != home or t.dtype != f.dtype}
         instead = {n: fake_of[id(t)] for n, t in given.items() if id(t) in fake_of}
+        shapes = whole_shapes(layer)
+        instead |= {n: _fake(given[n], place, fakes_of[given[n]].dtype, shape) for n, shape in shapes.items()}
         self.fakes_used |= fake_of
         self.parameters += [p for p in (instead.get(n, t) for n, t in given.items()) if p.requires_grad]
         try:
@@ -164,7 +167,7 @@ class _Tracer:
             if index == stage.lo:
                 value = as_value([stage.entered(t) for t in as_tuple(value)])
             versions = [t._version for t in as_tuple(value)]
-            with computing(stage.types, place):
+            with computing(stage.types, place), as_if_whole(layer):
                 outputs = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
             if [t._version for t in as_tuple(value)] != versions:
                 self.overwriting.append(f"{name!r} ({type(layer).__name__})")
@@ -265,7 +268,8 @@ def _check_backward(outputs: Sequence[Tensor], parameters: Sequence[Tensor], ove
             ) from error
 
 
-def _fake(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What stands for a layer's tensor, as a device has it that holds it in this type, while fake tensors are in use."""
-    fake = torch.empty(tensor.shape, dtype=dtype, device=device)
+def _fake(tensor: Tensor, device: torch.device, dtype: torch.dtype, shape: Sequence[int] | None = None) -> Tensor:
+    """What stands for a layer's tensor, as a device has it that holds it in this type (and whole, where it is a shard of one of
+    this shape), while fake tensors are in use."""
+    fake = torch.empty(tensor.shape if shape is None else shape, dtype=dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad)

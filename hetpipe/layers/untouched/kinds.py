@@ -26,6 +26,7 @@ _OF_ALL = frozenset(vars(nn.Module()))
 NAMES = "only_names"
 _NAMES = {"transformers": ("layer_idx", "layer_id"), "peft": ("kwargs",)}
 LINEAGE = "_hetpipe_made"
+SPLIT = "_hetpipe_split"
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def structure(layer: nn.Module, numbers: Callable[[Tensor], Hashable] = no_numbe
 
 def _attributes(module: nn.Module, numbers: Callable[[Tensor], Hashable]) -> Hashable:
     kind = type(module)
-    names = {LINEAGE, *getattr(kind, NAMES, ()), *_NAMES.get(kind.__module__.partition(".")[0].partition("_")[0], ())}
+    names = {LINEAGE, SPLIT, *getattr(kind, NAMES, ()), *_NAMES.get(kind.__module__.partition(".")[0].partition("_")[0], ())}
     own = {name: value for name, value in vars(module).items() if name not in _OF_ALL and name not in names}
     hooks = [list(getattr(module, kind).values()) for kind in _HOOKS]
     return likeness((own, module._parameters, module._buffers, hooks), numbers=numbers)

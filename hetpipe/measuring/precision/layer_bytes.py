@@ -17,6 +17,7 @@ from hetpipe.layers.device import MemoryMeter, module_bytes, static_storages, tr
 from hetpipe.layers.model import Model, Tensors, alongside, as_tuple, as_value, move, named_layers
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import layer_on
+from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import tied_layers
 from hetpipe.layers.stage import alias, works_in_place
 from hetpipe.layers.untouched.boundaries import trace
@@ -40,15 +41,16 @@ def kinds_of(model: Model) -> Kinds:
     return model.kinds or trace(model.layers, model.inputs).kinds
 
 
-def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT) -> Kept:
+def saved_bytes(model: Model, device: torch.device, types: NumberTypes = AS_BUILT, group: Group | None = None) -> Kept:
     """What each layer keeps. The layers run one after the other, each in a graph of its own, so that its parameters can go with
     it; what it saved stays, and is not counted again in a later layer, nor are the inputs that come so far, nor targets, which
     are in buffers. As the first of a stage a layer does not save what enters, which is in such buffers, but what else layers of
     one stage share (tables of positions, which a layer hands on beside its output). Copies of parameters that autocast makes anew
     in each forward (of those that do not train) belong to a micro-batch; they are counted with each of its samples, which is
-    never too little. Of one kind, layers run once for each choice of what enters them and was saved before."""
+    never too little. `group`: over whose devices the layers are split. Of one kind, layers run once for each choice of what
+    enters them and was saved before."""
     inputs, targets = (move(x, device) for x in model.sample(1))
-    run = _Run(model, device, types, targets)
+    run = _Run(model, device, types, targets, group)
     known, rows, given = dict[Hashable, _Found](), list[_Found](), _Given.of(as_tuple(inputs), set())
     with kept(model.layers):
         for index, kind in enumerate(kinds_of(model).first):
@@ -86,8 +88,10 @@ class _Found(NamedTuple):
 class _Run:
     """Layers that are passed by one sample."""
 
-    def __init__(self, model: Model, device: torch.device, types: NumberTypes, targets: Tensors) -> None:
-        self.model, self.device, self.types, self.targets = model, device, types, targets
+    def __init__(
+        self, model: Model, device: torch.device, types: NumberTypes, targets: Tensors, group: Group | None = None
+    ) -> None:
+        self.model, self.device, self.types, self.targets, self.group = model, device, types, targets, group
         self.meter, self.held = MemoryMeter(), list[Tensor]()  # the tensors that are counted so far
 
     def passed(self, index: int, given: _Given) -> _Found:
@@ -95,7 +99,7 @@ class _Run:
         layers, meter, tensors = self.model.layers, self.meter, given.tensors
         new = _storages(t for t, (counted, _) in zip(tensors, given.counted, strict=True) if not counted)
         loss = loss_of(self.model, self.targets) if index == len(layers) - 1 else None
-        with layer_on(layers, layers[index], self.device, self.types) as running:
+        with layer_on(layers, layers[index], self.device, self.types, self.group) as running:
             copies = _copies_of(running, tensors) if self.types.casts else []
             own = static_storages(running) | {copy.address for copy in copies} | _storages(as_tuple(self.targets))
             first = _saved_first(running, tensors, loss, own)

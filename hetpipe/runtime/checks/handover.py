@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hetpipe.files.messages import InputError
 from hetpipe.processes.progress import warn
 from hetpipe.processes.pulse import first_to_say
+from hetpipe.runtime.checks.elementwise import check_elementwise
 
 CHANGED = (
     "note: gradients were changed between engine.step and the optimizer's step. If that was torch.nn.utils.clip_grad_norm_: it "
@@ -86,10 +87,11 @@ _NO_MARKS = _Marks([], [], [], [])
 
 
 class Handover:
-    """Looks at what becomes of the gradients of these parameters, which train."""
+    """Looks at what becomes of the gradients of these parameters, which train. `split`: some are shards of parameters."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: Sequence[nn.Parameter], *, split: bool = False) -> None:
+        self._parameters, self._split = parameters, split
+        self._elementwise = weakref.WeakSet[torch.optim.Optimizer]()  # those that were tried
         self._ids = {id(p) for p in self._parameters}
         self._marks = _NO_MARKS
         self._lost = self._taken = self._told = self._inside = self._left_out = False
@@ -151,6 +153,9 @@ class Handover:
             raise InputError(SEARCHES)
         if self._inside:
             raise InputError(INSIDE)
+        if self._split and optimizer not in self._elementwise:
+            check_elementwise(optimizer)
+            self._elementwise.add(optimizer)
         self._stepping = True
         if self._left_out:
             self._drop()

@@ -39,7 +39,7 @@ from hetpipe.layers.stage import Stage
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.order import agreed, early
-from hetpipe.runtime.stages.transfers import Incoming, Outgoing, Room
+from hetpipe.runtime.stages.transfers import Incoming, Outgoing, Room, Side
 
 Ends = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]  # what enters and what leaves a stage with one micro-batch
 Output = Callable[[Tensors, int], None]
@@ -62,7 +62,7 @@ def forward_stages(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
 
 class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given; the first `frozen`
-    stages still run only forwards), or only forward. `index` of so many `stages`; `peers` are the ranks with which it exchanges
+    stages still run only forwards), or only forward. `index` of so many `stages`; `sides` say with which ranks it exchanges
     what enters, and what leaves; `rooms` have the buffers for what enters, and for the gradients of what leaves; `last_backward`
     is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
 
@@ -72,7 +72,7 @@ class StageRun:
         *,
         index: int,
         stages: int,
-        peers: tuple[Sequence[int], Sequence[int]],
+        sides: tuple[Side, Side],
         lanes: Lanes,
         rooms: tuple[Room, Room],
         sizes: Sequence[int],
@@ -95,11 +95,11 @@ class StageRun:
         self.order = agreed(every, m)[index] if lanes.one_by_one else early(every, index, m)
         self._inputs = self._gradients = self._outputs = self._returned = None
         if not self.is_first:
-            self._inputs = Incoming(peers[0], lanes.activations, rooms[0])
-            self._returned = Outgoing(peers[0], lanes.gradients) if before is not None else None
+            self._inputs = Incoming(sides[0], lanes.activations, rooms[0])
+            self._returned = Outgoing(sides[0], lanes.gradients) if before is not None else None
         if not self.is_last:
-            self._gradients = Incoming(peers[1], lanes.gradients, rooms[1]) if self.has_backward else None
-            self._outputs = Outgoing(peers[1], lanes.activations)
+            self._gradients = Incoming(sides[1], lanes.gradients, rooms[1]) if self.has_backward else None
+            self._outputs = Outgoing(sides[1], lanes.activations)
 
     def run(
         self,

@@ -5,31 +5,65 @@ waits for one of another way. gloo tells ways apart by sender and receiver; NCCL
 one stream, in which what was started first ends first: there each way has a group of its own (`replicas.Lanes`). On both, a
 message moves once its receive is posted, and neither call waits for it.
 
-The other end is one rank; where a stage beside is tensor-parallel, it may be several, which have a part of each message (`peers`
-of `spec.seats`).
+The other end is one rank; where a stage is split over several devices, it may be several. All devices of a split stage have the
+whole of what leaves it, so each sends pieces only (`documents.seats`), and what enters such a stage in pieces is put together
+within its group.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hetpipe.layers.device import MemoryMeter
+from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import TensorSpec
 from hetpipe.processes.whereabouts import waiting
 
 Message = Sequence[TensorSpec]  # the tensors of one micro-batch
 
 
+class Side(NamedTuple):
+    """The ranks with which this one exchanges what crosses one boundary: one for each of its pieces, of which the first is piece
+    `first` of so many `pieces`. `group`: with which it shares its stage, if that is split."""
+
+    peers: Sequence[int]
+    first: int = 0
+    pieces: int = 1
+    group: Group | None = None
+
+    def parts(self, flat: Tensor, numel: int) -> list[tuple[int, Tensor]]:
+        """(peer, part) of what the peers have of a tensor of so many numbers: as much as each other, but for the last."""
+        if self.pieces == 1:
+            return [(self.peers[0], flat[:numel])] if numel else []
+        size = self.size(numel)
+        ends = [min(at * size, numel) for at in range(self.first, self.first + len(self.peers) + 1)]
+        return [(peer, flat[a:b]) for peer, (a, b) in zip(self.peers, pairwise(ends), strict=True) if a < b]
+
+    def size(self, numel: int) -> int:
+        """Numbers of a piece."""
+        return -(-numel // self.pieces)
+
+    def put_together(self, buffer: Tensor, numel: int) -> None:
+        """What each device of the group has received of such a tensor, all have. Collective over the group."""
+        if self.group is None or not numel:
+            return
+        own, size = len(self.peers), self.size(numel)
+        numbers = buffer[self.first * size : (self.first + own) * size].view(torch.uint8)  # gloo does not know every type
+        torch.cat(self.group.gather(numbers), out=buffer[: self.pieces * size].view(torch.uint8))
+
+
 class Room:
     """Receive buffers for what comes one way into a stage. Its runs, of which one is at work at a time, take them in turn."""
 
-    def __init__(self, device: torch.device, meter: MemoryMeter | None) -> None:
-        self._device, self._meter = device, meter
+    def __init__(self, device: torch.device, meter: MemoryMeter | None, pieces: int = 1) -> None:
+        self._device, self._meter, self._pieces = device, meter, pieces
         self._free: list[list[Tensor]] = []
         self._all: dict[int, Tensor] = {}
 
@@ -52,7 +86,9 @@ class Room:
 
     def _new(self, messages: Sequence[Message]) -> list[Tensor]:
         columns = zip(*messages, strict=True)
-        buffers = [torch.empty(max(s.numel for s in c), dtype=c[0].dtype, device=self._device) for c in columns]
+        sizes = [(max(s.numel for s in c), c[0].dtype) for c in columns]
+        rounded = ((-(-numel // self._pieces) * self._pieces, dtype) for numel, dtype in sizes)
+        buffers = [torch.empty(numel, dtype=dtype, device=self._device) for numel, dtype in rounded]
         for buffer in buffers:
             if self._meter is not None and buffer.numel():
                 self._meter.own(buffer, "a receive buffer")
@@ -67,11 +103,11 @@ class Room:
 
 
 class Incoming:
-    """Messages from the neighbours `peers`. A buffer is in use from `post` to `release`, and then used again, in later steps,
+    """Messages from the neighbours of a side. A buffer is in use from `post` to `release`, and then used again, in later steps,
     too, where it has the room: there are as many as were ever in use at once."""
 
-    def __init__(self, peers: Sequence[int], group: dist.ProcessGroup, room: Room) -> None:
-        self._peers, self._group, self._room = peers, group, room
+    def __init__(self, side: Side, group: dist.ProcessGroup, room: Room) -> None:
+        self._side, self._group, self._room = side, group, room
         self.begin([])
 
     def begin(self, messages: Sequence[Message]) -> None:
@@ -85,7 +121,8 @@ class Incoming:
         message = self._messages[self.posted]
         buffers = self._room.take(message, self._messages)
         tensors = tuple(b[: s.numel].view(s.shape) for b, s in zip(buffers, message, strict=True))
-        works = [_started(dist.irecv(part, peer, group=self._group)) for peer, part in _parts(tensors, self._peers)]
+        parts = (own for b, s in zip(buffers, message, strict=True) for own in self._side.parts(b, s.numel))
+        works = [_started(dist.irecv(part, peer, group=self._group)) for peer, part in parts]
         self._waiting.append((works, tensors, buffers))
         self.posted += 1
 
@@ -94,6 +131,8 @@ class Incoming:
         works, tensors, buffers = self._waiting.popleft()
         for work in works:
             work.wait()
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            self._side.put_together(buffer, tensor.numel())
         self._used.append(buffers)
         return tensors
 
@@ -103,10 +142,10 @@ class Incoming:
 
 
 class Outgoing:
-    """Messages to the neighbours `peers`. Each is kept until `settle`."""
+    """Messages to the neighbours of a side. Each is kept until `settle`."""
 
-    def __init__(self, peers: Sequence[int], group: dist.ProcessGroup) -> None:
-        self._peers, self._group = peers, group
+    def __init__(self, side: Side, group: dist.ProcessGroup) -> None:
+        self._side, self._group = side, group
         self.begin()
 
     def begin(self) -> None:
@@ -116,7 +155,7 @@ class Outgoing:
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Let the next message go."""
-        parts = _parts([t.contiguous() for t in tensors], self._peers)
+        parts = (own for t in tensors for own in self._side.parts(t.contiguous().view(-1), t.numel()))
         self._sent.append([(_started(dist.isend(part, peer, group=self._group)), part) for peer, part in parts])
 
     def settle(self, count: int) -> None:
@@ -133,13 +172,6 @@ def _hold(buffers: Sequence[Tensor], message: Message) -> bool:
     return len(buffers) == len(message) and all(
         b.dtype == s.dtype and b.numel() >= s.numel for b, s in zip(buffers, message, strict=True)
     )
-
-
-def _parts(tensors: Sequence[Tensor], peers: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """What each peer has of a message, of which it has as much as the others, to one element; of nothing, nothing."""
-    for tensor in tensors:
-        parts = tensor.view(-1).tensor_split(len(peers)) if len(peers) > 1 else [tensor]
-        yield from ((peer, part) for peer, part in zip(peers, parts, strict=True) if part.numel())
 
 
 def _started(work: dist.Work | None) -> dist.Work:

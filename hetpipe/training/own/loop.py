@@ -17,6 +17,7 @@ from hetpipe.files.messages import InputError, natural_key
 from hetpipe.hf.replay.rows import refuse_mixed_rows
 from hetpipe.layers.batch_norm import check_batch_norm
 from hetpipe.layers.model import Loss, LossFunction, LossWeight, Model, Tensors
+from hetpipe.layers.shards.styles import set_styles
 from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.processes.world import connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica
@@ -53,6 +54,7 @@ def wrap(
     batch_norm: BatchNorm | None = None,
     coupled_layers: CoupledLayers | None = None,
     precision: OwnPrecision = None,
+    tensor_parallel: Mapping[str, str] | None = None,
     seed: int | None = None,
 ) -> PlanEngine:
     """Train `model` by `plan` in one's own loop, under torchrun with one process per device of the plan (`backend` torch) or per
@@ -73,6 +75,10 @@ def wrap(
     one for each device type of `cluster` (fp32 on those that are not named); without it, as the plan says, or else in the
     caller's torch.autocast. Where a device computes in fp16 the engine scales the loss (`engine.loss_scale`): after a step whose
     gradients overflow, `engine.overflowed`, an optimizer's step leaves all parameters as they are.
+    Where the plan splits a stage over several devices, `tensor_parallel` says how modules of the model are split: their names, in
+    which `*` stands for anything, and styles, as in {"block*.up": "colwise", "block*.down": "rowwise"}. Without it, layers say so
+    themselves, by an attribute of that name. In the first step split layers are compared with whole ones: InputError if they
+    compute something else.
     What layers draw is decided by `seed` (by default the main rank's, as torch.manual_seed has set it), the rank and the step;
     the generators of torch, numpy and Python are left as they were, here and in each step.
     """
@@ -87,9 +93,12 @@ def wrap(
         batch_norm=batch_norm,
         coupled_layers=coupled_layers,
         precision=precision,
+        tensor_parallel=tensor_parallel,
         seed=seed,
     )
     seed = torch.initial_seed() if seed is None else seed
+    if tensor_parallel is not None:
+        set_styles(model, tensor_parallel, "tensor_parallel")
     with drawing("wrap"):
         check_backend(backend, plan)
         check_cluster(backend, cluster)

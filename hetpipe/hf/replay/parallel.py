@@ -1,0 +1,39 @@
+"""How transformers splits a layer of a model over several devices (`base_model_tp_plan` of its configuration), read as data."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from hetpipe.layers.shards.styles import COLUMN, GATHER, KINDS
+
+_OTHER_NAMES = {"colwise_rep": GATHER}  # in earlier releases
+PLAN, HEAD = "base_model_tp_plan", "head_dim"
+
+
+def styles(config: Any, layers: str, layer: nn.Module, called: str) -> dict[str, str]:
+    """The styles of the modules of a layer, which its chain holds as `called`; `layers` is the path of all of them in the model.
+    Where a part of the layer (attention, MLP) has a module of a style that is not known here, all of it stays whole."""
+    found, strange = dict[str, str](), set[str]()
+    for pattern, style in (getattr(config.get_text_config(), PLAN, None) or {}).items():
+        before, star, inside = pattern.partition(".*.")
+        if not star or not f".{layers}".endswith(f".{before}"):
+            continue
+        style = _OTHER_NAMES.get(style, style)
+        for name, module in layer.named_modules():
+            if not fnmatchcase(name, inside):
+                continue
+            if style not in KINDS or (style.startswith((COLUMN, "rowwise")) and type(module) is not nn.Linear):
+                strange.add(name.partition(".")[0])
+            found[name] = _with_heads(style, layer, name, module)
+    return {f"{called}.{name}": style for name, style in found.items() if name.partition(".")[0] not in strange}
+
+
+def _with_heads(style: str, layer: nn.Module, name: str, module: nn.Module) -> str:
+    """With how many heads it makes, which are not parted."""
+    size = getattr(layer.get_submodule(name.rpartition(".")[0]), HEAD, None)
+    if style != COLUMN or not isinstance(size, int) or not isinstance(module, nn.Linear) or module.out_features % size:
+        return style
+    return f"{style}/{module.out_features // size}"

@@ -1,0 +1,219 @@
+"""A layer becomes one of the shards of itself: the same module, with the same names, whose tensors are pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.shards.layout import Cut, Layout
+from hetpipe.layers.shards.linears import CLASSES, GROUP
+from hetpipe.layers.shards.styles import Style, layout_of, styles_of
+from hetpipe.layers.shards.sums import Group
+from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled
+from hetpipe.layers.untouched.kept import Fixed
+from hetpipe.layers.untouched.kinds import SPLIT
+
+
+@dataclass(frozen=True)
+class Split(Fixed):
+    """How a layer is split."""
+
+    styles: Mapping[str, Style]
+    layout: Layout
+    group: Group
+
+
+GROUPS = "num_key_value_groups"  # of transformers' attention: how many heads of queries share one of keys
+ALL_GROUPS = "_hetpipe_groups"  # how many they are in the whole layer
+
+
+class Piece(NamedTuple):
+    """A tensor is this device's shard of one that lies over a group."""
+
+    cut: Cut
+    group: Group
+
+    def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """That of the whole tensor, one of whose shards has this shape."""
+        return self.cut.whole_shape(shape, self.group.degree)
+
+    def joined(self, tensor: Tensor) -> Tensor:
+        """The whole tensor, of which each device gives its shard. Collective over the group."""
+        return self.cut.join(self.group.gather(tensor))
+
+    def shard(self, whole: Tensor) -> Tensor:
+        """This device's shard of a whole tensor."""
+        return self.cut.shard(whole, self.group.number, self.group.degree)
+
+
+def split_of(layer: nn.Module) -> Split | None:
+    """How the layer is split; None if it is whole."""
+    found: Split | None = vars(uncompiled(layer)).get(SPLIT)
+    return found
+
+
+def refuse_shards(layers: Mapping[str, nn.Module]) -> None:
+    """InputError if one of these layers is a shard of itself: an engine by a plan of split stages had it."""
+    for name, layer in layers.items():
+        split = split_of(layer)
+        if split is not None:
+            raise InputError(
+                f"layer {name!r} is one of {split.group.degree} shards of itself, as an engine before has split it: build the "
+                "model anew, and load the weights that engine.whole_state_dict() or a checkpoint has"
+            )
+
+
+def refuse_use(layers: nn.Sequential, group: Group) -> Callable[[], None]:
+    """From now on the chain as a whole, some of whose layers are shards here, gives no state; and until what is returned is
+    called, it does not run."""
+
+    def refuse(*_: object) -> None:
+        raise InputError(
+            f"this model's layers are split over {group.degree} devices, so this rank has parts of their tensors only: "
+            "engine.whole_state_dict() on all ranks, or hetpipe.save_checkpoint, puts them together, and engine(inputs) runs them"
+        )
+
+    layers.register_state_dict_pre_hook(refuse)
+    return layers.register_forward_pre_hook(refuse).remove
+
+
+def check_split(name: str, layer: nn.Module, degree: int, tied: Collection[str] = ()) -> tuple[dict[str, Style], Layout]:
+    """The styles of a layer's modules, and its layout over so many devices. Modules with `tied` parameters, by their names in the
+    chain, stay whole: other layers share them. InputError if it cannot be split so."""
+    styles, plain = styles_of(name, layer), uncompiled(layer)
+    shared = {own for own, _ in layer.named_parameters(remove_duplicate=False) if f"{name}.{own}" in tied}
+    styles = {module: style for module, style in styles.items() if not any(own.startswith(f"{module}.") for own in shared)}
+    if len(shared) > 0 and "" in styles:
+        del styles[""]
+    if styles and plain is not layer:
+        raise InputError(f"layer {name!r} is compiled, and cannot be split over {degree} devices: leave torch.compile out")
+    made = lineage_of(layer)
+    if styles and made is not None and getattr(made.written, "base_digest", None) is None:
+        raise InputError(
+            f"layer {name!r} has adapters, and does not say what its base was read from, so a checkpoint of shards could not "
+            "tell it from others. Plan its stage on one device, or take a model of transformers (causal_lm)"
+        )
+    return styles, layout_of(name, layer, styles, degree)
+
+
+def split_layer(name: str, layer: nn.Module, group: Group, tied: Collection[str] = ()) -> Callable[[], None]:
+    """Let the layer be this device's shard of itself; what is returned makes it whole again, with the tensors that it had. A
+    layer of which nothing says how it is split stays whole: each device of the group computes all of it. InputError if it cannot
+    be split so."""
+    styles, layout = check_split(name, layer, group.degree, tied)
+    if not styles:
+        return lambda: None
+    tensors = tensors_of(layer)
+    before = {own: tensors[own].data for own in layout.cut}
+    if len({id(tensors[own]) for own in layout.cut}) < len(layout.cut):
+        raise InputError(f"layer {name!r} has a matrix under two names that both are to be split: leave one of them out")
+    for own, cut in layout.cut.items():
+        tensors[own].data = cut.shard(tensors[own].data, group.number, group.degree)
+    split = Split(styles, layout, group)
+    _dress(layer, split)
+    vars(layer)[SPLIT] = split
+    hooks = [layer.register_forward_pre_hook(group.forgetting), layer.register_forward_hook(group.forgetting, always_call=True)]
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+        for own, data in before.items():
+            tensors[own].data = data
+        _undress(layer, split)
+        for module in layer.modules():
+            vars(module).pop(GROUP, None)
+            vars(module).pop(ALL_GROUPS, None)
+        del vars(layer)[SPLIT]
+
+    return undo
+
+
+def _dress(layer: nn.Module, split: Split) -> None:
+    """Let the modules work on their shards."""
+    degree = split.group.degree
+    for module, style in split.styles.items():
+        held = layer.get_submodule(module)
+        if style.kind in CLASSES:
+            held.__class__ = CLASSES[style.kind]
+            vars(held)[GROUP] = split.group
+        if style.is_whole(degree):
+            for parent in _with_groups(layer, module) if style.counts else ():
+                vars(parent).setdefault(ALL_GROUPS, getattr(parent, GROUPS))
+                setattr(parent, GROUPS, vars(parent)[ALL_GROUPS] // degree)
+        elif isinstance(held, nn.Linear):
+            held.out_features, held.in_features = held.weight.shape
+
+
+def _with_groups(layer: nn.Module, module: str) -> list[nn.Module]:
+    """The module around this one that counts how many heads of queries share one of keys."""
+    parents = [".".join(module.split(".")[:at]) for at in range(module.count("."), -1, -1)]
+    return [found for path in parents if hasattr(found := layer.get_submodule(path), GROUPS)][:1]
+
+
+def _undress(layer: nn.Module, split: Split) -> None:
+    """Let them work on whole tensors."""
+    for module, style in split.styles.items():
+        held = layer.get_submodule(module)
+        if style.kind in CLASSES and isinstance(held, nn.Linear):
+            held.__class__ = nn.Linear
+            held.out_features, held.in_features = held.weight.shape
+        for parent in _with_groups(layer, module) if style.counts else ():
+            setattr(parent, GROUPS, vars(parent).get(ALL_GROUPS, getattr(parent, GROUPS)))
+
+
+def whole_shapes(layer: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of the whole tensors of which the layer has shards."""
+    split, tensors = split_of(layer), tensors_of(layer)
+    if split is None:
+        return {}
+    return {own: cut.whole_shape(tensors[own].shape, split.group.degree) for own, cut in split.layout.cut.items()}
+
+
+@contextmanager
+def as_if_whole(layer: nn.Module) -> Iterator[None]:
+    """In here a layer runs as the whole one would, if it is given whole tensors for those of which it has shards: for a look at
+    shapes, which is no message to the others."""
+    split = split_of(layer)
+    if split is None:
+        yield
+        return
+    try:
+        _undress(layer, split)
+        yield
+    finally:
+        _dress(layer, split)
+
+
+@contextmanager
+def whole(layer: nn.Module) -> Iterator[None]:
+    """In here a split layer is whole on each device. Collective over its group."""
+    split = split_of(layer)
+    if split is None:
+        yield
+        return
+    tensors = tensors_of(layer)
+    pieces = {own: tensors[own].data for own in split.layout.cut}
+    try:
+        for own, cut in split.layout.cut.items():
+            tensors[own].data = cut.join(split.group.gather(tensors[own]))
+        _undress(layer, split)
+        torch.clear_autocast_cache()  # it knows tensors, and not that they have other numbers now
+        yield
+    finally:
+        for own, piece in pieces.items():
+            tensors[own].data = piece
+        _dress(layer, split)
+        torch.clear_autocast_cache()
+
+
+def pieces_in(stage: nn.Module) -> dict[str, Piece]:
+    """What the tensors of a chain of layers are of which that has shards only, by their names in it."""
+    layers = {name: layer for name, layer in stage._modules.items() if layer is not None}
+    splits = {name: split for name, layer in layers.items() if (split := split_of(layer)) is not None}
+    return {f"{name}.{own}": Piece(cut, split.group) for name, split in splits.items() for own, cut in split.layout.cut.items()}

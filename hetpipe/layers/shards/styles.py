@@ -1,0 +1,163 @@
+"""How the modules of a layer are split over a group of devices, and the layout that follows.
+
+A layer says so by an attribute `tensor_parallel`: a mapping from names of modules in it to styles, which are called as in
+transformers' plans (`base_model_tp_plan`):
+
+- `colwise`: a linear layer of which each device has a part of the outputs;
+- `rowwise`: one of which each device has a part of the inputs, whose outputs are added up;
+- `colwise_gather_output`: as `colwise`, and the outputs are put together again on each device;
+- `rowwise_split_input`: as `rowwise`, of inputs that are whole on each device;
+- `replicated_with_grad_allreduce`: a module that stays whole, and works on a part of the features, as a norm of the heads that a
+  device has does: each device makes a part of its gradients.
+
+`colwise:3` stands for three matrices one behind the other, each of which is cut (queries, keys and values of one product), and
+`colwise/8` for outputs that come in eight units which are never parted (attention heads); both together: `colwise:3/8`. One unit,
+`colwise/1`, is not cut: each device has all of it, for the part of the other heads that it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from torch import nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.adapters.names import ADAPTER
+from hetpipe.layers.model import named_layers
+from hetpipe.layers.shards.layout import Cut, Layout
+from hetpipe.layers.transforms import uncompiled
+
+ATTRIBUTE = "tensor_parallel"
+COLUMN, ROW, GATHER, TAKE, PARTIAL = (
+    "colwise",
+    "rowwise",
+    "colwise_gather_output",
+    "rowwise_split_input",
+    "replicated_with_grad_allreduce",
+)
+KINDS = (COLUMN, ROW, GATHER, TAKE, PARTIAL)
+BEHIND = "colwise, of a part"  # of an adapter's B, behind an A whose gradients are parts; nobody writes it
+_STYLE = re.compile(rf"({COLUMN})(?::([1-9]\d*))?(?:/([1-9]\d*))?|({GATHER}|{ROW}|{TAKE}|{PARTIAL})")
+
+
+FEW = 8  # names that a message lists
+ELSE = "Plan a stage with this layer over another number of devices"
+
+
+class Style(NamedTuple):
+    """How one module is split."""
+
+    kind: str
+    packed: int = 1
+    units: int | None = None
+    counts: bool = False  # whether heads of queries share its one head, of which each device has fewer
+
+    def __str__(self) -> str:
+        packed = f":{self.packed}" if self.packed > 1 else ""
+        return f"{self.kind}{packed}{f'/{self.units}' if self.units is not None else ''}"
+
+    @classmethod
+    def parse(cls, text: object, where: str) -> Style:
+        """InputError if it is none."""
+        found = _STYLE.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise InputError(
+                f"{where}: {text!r} is no style of tensor parallelism; there are {', '.join(KINDS)}, and, of matrices that stand "
+                f"one behind the other, {COLUMN}:3, of 8 heads that are not parted {COLUMN}/8, or {COLUMN}:3/8"
+            )
+        units = int(found[3]) if found[3] else None
+        return cls(found[1] or found[4], int(found[2] or 1), units, units == 1)
+
+    def is_whole(self, degree: int) -> bool:
+        """Whether the module is whole on each of so many devices."""
+        return self.kind == PARTIAL or (self.kind == COLUMN and self.units == 1 and degree > 1)
+
+    @property
+    def cut(self) -> Cut:
+        """How its weight is cut, if it is."""
+        return Cut(1 if self.kind in (ROW, TAKE) else 0, self.packed)
+
+
+def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
+    """The styles of a layer's modules, by their names in it; none, if nothing says how it is split. InputError if they are none,
+    or of modules that it has not."""
+    layer = uncompiled(layer)
+    told, modules = getattr(layer, ATTRIBUTE, None) or {}, dict(layer.named_modules())
+    if not isinstance(told, Mapping):
+        raise InputError(f"layer {name!r}: {ATTRIBUTE} must be a mapping from names of modules to styles, and is {told!r}")
+    found = {}
+    for module, text in told.items():
+        where = f"layer {name!r} ({type(layer).__name__}), tensor_parallel of {module!r}"
+        if module not in modules:
+            raise InputError(f"{where}: the layer has no such module; it has {sorted(filter(None, modules))}")
+        style = Style.parse(text, where)
+        for own, each in _with_adapter(module, modules[module], style, where).items():
+            found[own] = each
+            if type(modules[own]) is not nn.Linear and each.kind != PARTIAL:
+                raise InputError(f"{where}: it is a {type(modules[own]).__name__}, and only torch.nn.Linear is split")
+    return found
+
+
+def _with_adapter(name: str, module: nn.Module, style: Style, where: str) -> dict[str, Style]:
+    """The styles of a module's parts, if it is a linear layer with a LoRA adapter (peft's, pull request 3079): beside one that is
+    cut by its outputs A is whole and B is cut by outputs, beside one that is cut by its inputs A is cut by inputs and B is whole.
+    Where what enters and what leaves is whole, so is the adapter."""
+    if not (hasattr(module, "base_layer") and hasattr(module, "lora_A")):
+        return {name: style}
+    if getattr(module, "lora_magnitude_vector", None):
+        raise InputError(f"{where}: it has a DoRA adapter, which is not split yet: plan its stage on one device")
+    base, a, b = f"{name}.base_layer", f"{name}.lora_A.{ADAPTER}", f"{name}.lora_B.{ADAPTER}"
+    if style.kind == COLUMN and style.units == 1:
+        return {base: style, a: style, b: Style(PARTIAL)}
+    if style.kind == COLUMN:
+        return {base: style, a: Style(COLUMN, units=1), b: Style(BEHIND, style.packed, style.units)}
+    return {base: style, a: style} if style.kind == ROW else {base: style}
+
+
+def set_styles(layers: nn.Sequential, told: Mapping[str, str], where: str) -> None:
+    """Say how layers of the chain are split: `told` maps names of modules in it, in which `*` stands for anything
+    (`block*.up`), to styles. InputError if a name is none's, or a style is none."""
+    found = dict[str, dict[str, str]]()
+    for pattern, style in told.items():
+        Style.parse(style, f"{where} of {pattern!r}")
+        names = [(name, own) for name, layer in named_layers(layers) for own, _ in uncompiled(layer).named_modules()]
+        matching = [(name, own) for name, own in names if fnmatchcase(f"{name}.{own}" if own else name, pattern)]
+        if not matching:
+            raise InputError(f"{where}: {pattern!r} is no module of the model; its first are {', '.join(_first(names))}")
+        for name, own in matching:
+            found.setdefault(name, {})[own] = style
+    for name, layer in named_layers(layers):
+        if name in found:
+            setattr(uncompiled(layer), ATTRIBUTE, found[name])
+
+
+def _first(names: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{name}.{own}" for name, own in names if own][:FEW]
+
+
+def layout_of(name: str, layer: nn.Module, styles: Mapping[str, Style], degree: int) -> Layout:
+    """How the tensors of a layer lie on so many devices. InputError if there are no so many equal parts."""
+    cut, partial = dict[str, Cut](), set[str]()
+    for module, style in styles.items():
+        held, where = uncompiled(layer).get_submodule(module), f"{module}." if module else ""
+        if style.is_whole(degree):
+            partial |= {f"{where}{own}" for own, _ in held.named_parameters()}
+            continue
+        assert isinstance(held, nn.Linear)
+        own = style.cut
+        if style.units is not None and style.units % degree:
+            raise InputError(
+                f"layer {name!r} cannot be split over {degree} devices: {module!r} has {style.units} units (heads) that are not "
+                f"parted. {ELSE}"
+            )
+        if not own.divides(held.weight.shape, degree):
+            raise InputError(
+                f"layer {name!r} cannot be split over {degree} devices: the {('outputs', 'inputs')[own.dimension]} of {module!r} "
+                f"are {held.weight.shape[own.dimension]}{f' in {own.packed} parts' if own.packed > 1 else ''}. {ELSE}"
+            )
+        cut[f"{where}weight"] = own
+        if held.bias is not None and own.dimension == 0:
+            cut[f"{where}bias"] = own
+    return Layout(cut, frozenset(partial))

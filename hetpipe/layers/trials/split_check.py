@@ -1,0 +1,136 @@
+"""Does a split layer compute what the whole one does? A wrong rule is mostly silent: shapes fit, and numbers are others. So
+before anything is trained each split layer is run on a few samples whole, and split, and what it gives and its gradients are
+compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import cut
+from hetpipe.layers.model import as_tuple, as_value, named_layers
+from hetpipe.layers.numbers import without_autocast
+from hetpipe.layers.shards.split import Split, split_of, whole
+from hetpipe.layers.shards.sums import Group
+from hetpipe.layers.stage import alias
+from hetpipe.layers.trials.compare import NONE, Difference, of_rows, tolerance
+from hetpipe.layers.trials.still import Still
+from hetpipe.layers.untouched.kept import remember
+from hetpipe.layers.untouched.randomness import drawing
+
+OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in parts
+
+
+class _Run(NamedTuple):
+    outputs: tuple[Tensor, ...]
+    of_inputs: dict[str, Tensor]
+    of_parameters: dict[str, Tensor]
+
+
+class Compared(NamedTuple):
+    """What is wrong; or why it could not be found out."""
+
+    fault: str | None = None
+    untried: str | None = None
+
+
+def shards_off(layers: nn.Sequential, given: Sequence[Tensor], group: Group) -> Compared:
+    """Whether each split layer computes what it computes whole, up to the first that does not. `given` is what enters the first
+    layer. Collective over the group: all of its devices go on, or none."""
+    last = max((at for at, layer in enumerate(layers) if split_of(layer) is not None), default=-1)
+    for name, layer in named_layers(layers)[: last + 1]:
+        who, found, outputs = f"layer {name!r} ({type(layer).__name__})", Compared(), given
+        try:
+            with drawing("trial"), torch.enable_grad():
+                found, outputs = _compared(layer, given, who)
+        except torch.OutOfMemoryError:
+            found = Compared(untried=f"{who}: a device has no room for the whole layer")
+        except Exception as error:
+            found = Compared(f"{who}: whether it can be split could not be tried: {cut(f'{type(error).__name__}: {error}')}")
+        if group.any(found != Compared()):
+            return found if found != Compared() else Compared(untried=f"{who}: as another device of its group says")
+        given = outputs
+    return Compared()
+
+
+def _compared(layer: nn.Module, given: Sequence[Tensor], who: str) -> tuple[Compared, Sequence[Tensor]]:
+    """(what is wrong with one layer, what it gives)."""
+    split, put_back = split_of(layer), remember(layer)
+    try:
+        with whole(layer):
+            reference = _run(layer, given)
+        put_back()
+        fault = _fault(layer, split, given, reference) if split is not None else None
+    finally:
+        put_back()
+    if fault is None or split is None:
+        return Compared(), reference.outputs
+    styles = ", ".join(f"{module}: {style}" for module, style in split.styles.items())
+    told = (
+        f"{who}, split over {split.group.degree} devices, does not compute what it computes whole: {fault}. Its rule "
+        f"(tensor_parallel: {{{styles}}}) is wrong: correct it, or plan its stage on one device"
+    )
+    return Compared(told), reference.outputs
+
+
+def _fault(layer: nn.Module, split: Split, given: Sequence[Tensor], reference: _Run) -> str | None:
+    found = _run(layer, given, like=reference)
+    if [t.shape for t in found.outputs] != [t.shape for t in reference.outputs]:
+        shapes = [", ".join(str(tuple(t.shape)) for t in run.outputs) for run in (found, reference)]
+        return f"it gives tensors of the shapes {shapes[0]}, and {shapes[1]} whole"
+    most = tolerance(OUTPUTS, reference.outputs, exact=True)
+    off = _differs(found.outputs, reference.outputs, most)
+    if off.share:
+        return f"what it gives differs by {off.greatest:.2g} of the largest number"
+    most = tolerance(GRADIENTS, [*reference.of_inputs.values(), *reference.outputs], exact=True)
+    wanted = reference.of_inputs | {
+        name: split.layout.cut[name].shard(g, split.group.number, split.group.degree) if name in split.layout.cut else g
+        for name, g in reference.of_parameters.items()
+    }
+    partial = sorted(split.layout.partial & found.of_parameters.keys())
+    made = found.of_inputs | found.of_parameters | {name: split.group.add_up(found.of_parameters[name]) for name in partial}
+    if made.keys() != wanted.keys():
+        return f"gradients are made of {sorted(made)}, and of {sorted(wanted)} where it is whole"
+    least = max((float(g.abs().max()) for g in wanted.values() if g.numel()), default=0.0)
+    for name, gradient in wanted.items():
+        off = _differs([made[name]], [gradient], most)
+        if off.share and float((made[name] - gradient).abs().max()) > most * least:
+            return f"the gradient of {name!r} differs by {off.greatest:.2g} of the largest number"
+    return None
+
+
+def _differs(found: Sequence[Tensor], wanted: Sequence[Tensor], most: float) -> Difference:
+    result = NONE
+    for a, b in zip(found, wanted, strict=True):
+        result |= of_rows(b, [a], (1,), most)
+    return result
+
+
+def _run(layer: nn.Module, given: Sequence[Tensor], like: _Run | None = None) -> _Run:
+    """A forward as if nothing were drawn, and the gradients of a sum over what it gives, number by number (`like`: as in that
+    run)."""
+    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
+    with drawing("run"), Still():
+        outputs = as_tuple(layer(as_value([alias(t) if t.requires_grad else t for t in leaves])))
+    named = {f"its input {at}": t for at, t in enumerate(leaves) if t.requires_grad}
+    parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    ends = [(t, w) for t, w in zip(outputs, like.outputs if like is not None else outputs, strict=True) if t.requires_grad]
+    made: Sequence[Tensor | None] = [None] * (len(named) + len(parameters))
+    if ends and made and all(t.shape == w.shape for t, w in ends):
+        seeds = [(torch.sin(w.detach().double() / _scale(w)) + 0.3).to(t.dtype) for t, w in ends]
+        with drawing("run"), Still(), without_autocast(outputs[0].device):
+            made = torch.autograd.grad([t for t, _ in ends], [*named.values(), *parameters.values()], seeds, allow_unused=True)
+    of_inputs, of_parameters = made[: len(named)], made[len(named) :]
+    return _Run(
+        tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs),
+        {name: g for name, g in zip(named, of_inputs, strict=True) if g is not None},
+        {name: g for name, g in zip(parameters, of_parameters, strict=True) if g is not None},
+    )
+
+
+def _scale(tensor: Tensor) -> float:
+    """How large the numbers of a tensor are."""
+    return float(tensor.detach().double().abs().mean()) or 1.0

@@ -1,0 +1,304 @@
+"""What ranks run of which some share a stage: one step beside one device, wrong rules, checkpoints, kinds of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.reference import ReferenceEngine
+from hetpipe.checkpoints import checkpoint
+from hetpipe.documents.plan import Plan
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Loss, Tensors, cross_entropy, mse
+from hetpipe.layers.numbers import turn
+from hetpipe.layers.shards.split import pieces_in
+from hetpipe.processes.world import World
+from hetpipe.runtime.checks.stale import set_aside
+from hetpipe.runtime.plan_engine import PlanEngine
+from tests.support.jobs import STATE
+from tests.support.nets import batch, build
+from tests.support.ranks import make_plan
+from tests.support.transparency import open_engine, share
+
+Row = dict[str, Any]
+
+
+def engine_of(
+    world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors, targets: Tensors, loss: Loss
+) -> PlanEngine | None:
+    found: PlanEngine | None = open_engine(world, plan, layers, inputs, targets, loss)
+    return found
+
+
+def step(engine: PlanEngine, plan: Plan, inputs: Tensors, targets: Tensors) -> float:
+    """One step of a global batch that every rank has."""
+    shares = tuple(replica.samples for replica in plan.replicas)
+    return engine.step(
+        share(inputs, shares, engine.replica) if engine.is_first else None,
+        share(targets, shares, engine.replica) if engine.is_last else None,
+    )
+
+
+def leave(engine: PlanEngine | None) -> None:
+    if engine is not None:
+        engine.leave()
+
+
+def gradients_apart(engine: PlanEngine, reference: nn.Module) -> float:
+    """The greatest distance of a gradient of this rank from that of one device, by the largest number of it."""
+    pieces, truth, worst = pieces_in(engine.stage), dict(reference.named_parameters(remove_duplicate=False)), 0.0
+    for name, parameter in engine.stage.named_parameters():
+        wanted = truth[name].grad
+        assert (parameter.grad is None) == (wanted is None), name
+        if wanted is not None and parameter.grad is not None:
+            own = pieces[name].shard(wanted) if name in pieces else wanted
+            worst = max(worst, float((parameter.grad - own).abs().max()) / max(float(wanted.abs().max()), 1e-3))
+    return worst
+
+
+# ---- models of the zoo, and of transformers ----
+
+LANGUAGE = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 16}
+
+
+def language_model(kind: str, options: Row) -> nn.Sequential:
+    """In float64, without dropout."""
+    import hetpipe.models.causal_lm as causal_lm
+    from hetpipe.layers.adapters.adapt import adapt
+    from hetpipe.layers.weights import materialise
+
+    torch.manual_seed(0)
+    own = {key: value for key, value in options.items() if key != "r"}
+    layers = causal_lm.build(type=kind, attention=own.pop("attention", "eager"), **own)
+    if "r" in options:
+        layers = adapt(layers, seed=1, r=options["r"], alpha=4)
+    materialise(layers)
+    with torch.no_grad():
+        for name, parameter in layers.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
+    turn(layers, "float64")
+    return layers
+
+
+def zoo_model(kind: str, options: Row) -> nn.Sequential:
+    from hetpipe.planning.registry import model
+
+    torch.manual_seed(0)
+    layers: nn.Sequential = model(kind)(**options)
+    turn(layers, "float64")
+    return layers
+
+
+def compared(world: World, cases: dict[str, tuple[str, Row, tuple[Row, ...]]]) -> dict[str, Any]:
+    """Of each case (model, its options, rows of a plan): how far gradients are from those of one device, the losses of both, and
+    how many tensors are shards here; or what is said of it."""
+    found = dict[str, Any]()
+    for name, (kind, options, rows) in cases.items():
+        plan, make = make_plan(rows), language_model if "hidden_size" in options else zoo_model
+        draw = torch.Generator().manual_seed(1)
+        if kind == "mlp":
+            inputs: Tensor = torch.randn(plan.global_batch, 32, generator=draw, dtype=torch.float64)
+            targets, loss = torch.randint(10, (plan.global_batch,), generator=draw), Loss(function=cross_entropy)
+        else:
+            inputs = torch.randint(32, (plan.global_batch, 6), generator=draw)
+            targets = torch.randint(32, (plan.global_batch, 6), generator=draw)
+            loss = Loss(function=cross_entropy, weight="tokens")
+        engine = None
+        try:
+            reference = ReferenceEngine(make(kind, options), loss)
+            truth = reference.step(inputs, targets)
+            engine = engine_of(world, plan, make(kind, options), inputs[:2], targets[:2], loss)
+            if engine is not None:
+                own = step(engine, plan, inputs, targets)
+                found[name] = gradients_apart(engine, reference.layers), own - truth, len(pieces_in(engine.stage))
+        except InputError as error:
+            found[name] = str(error)
+        if not isinstance(found.get(name), str):
+            leave(engine)
+    return found
+
+
+# ---- wrong rules ----
+
+
+class _Wide(nn.Module):
+    """What `break_rule` makes something wrong of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.three = nn.LayerNorm(8), nn.Linear(8, 36)
+        self.inner, self.gate, self.down = nn.LayerNorm(2), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.tensor_parallel = {
+            "three": "colwise:3/6",
+            "gate": "colwise",
+            "inner": "replicated_with_grad_allreduce",
+            "down": "rowwise",
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.norm(x)
+        a, b, c = self.three(given).unflatten(-1, (3, -1)).unbind(-2)
+        heads = self.inner((a * torch.sigmoid(b)).unflatten(-1, (-1, 2))).flatten(-2)
+        return x + self.down((heads + c) * torch.tanh(self.gate(given)))  # type: ignore[no-any-return]
+
+
+class _BiasTwice(_Wide):
+    """Adds the bias of the row-wise layer in each device's part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.5 * self.three.weight.shape[0] / 36
+
+
+class _ByWidth(_Wide):
+    """Scales by how many features this device has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x) * (self.gate(self.norm(x)).shape[-1] / 12)
+        return found
+
+
+WRONG: dict[str, tuple[type[_Wide], dict[str, str | None]]] = {
+    "queries, keys and values cut as one": (_Wide, {"three": "colwise"}),
+    "cut in other parts than they are": (_Wide, {"three": "colwise:9"}),
+    "the gradient of an inner norm is not summed": (_Wide, {"inner": None}),
+    "a gradient that is whole is summed": (_Wide, {"norm": "replicated_with_grad_allreduce"}),
+    "outputs are not added up": (_Wide, {"down": None}),
+    "the way back is cut by outputs": (_Wide, {"down": "colwise_gather_output"}),
+    "inputs that are parts are cut again": (_Wide, {"down": "rowwise_split_input"}),
+    "one of two column-wise layers is whole": (_Wide, {"gate": None}),
+    "all of it is gathered and cut by rows": (_Wide, {"gate": "colwise_gather_output"}),
+    "something is added in each part": (_BiasTwice, {}),
+    "something is scaled by the part": (_ByWidth, {}),
+}
+
+
+def tried(world: World, names: list[str]) -> dict[str, str | None]:
+    """What is said of a chain with this wrong rule in its first step; None: nothing."""
+    found, plan = dict[str, str | None](), make_plan([{"cuts": [2, 1], "sizes": [3, 2], "widths": [2, 1]}])
+    for name in names:
+        kind, changes = WRONG[name]
+        torch.manual_seed(0)
+        layers = nn.Sequential(_Wide(), kind(), nn.Linear(8, 8)).double()
+        rule = {**layers[1].tensor_parallel, **changes}  # type: ignore[dict-item]
+        layers[1].tensor_parallel = {module: style for module, style in rule.items() if style is not None}  # type: ignore[assignment]
+        inputs, targets = batch("blocks", plan.global_batch, 0)
+        engine = engine_of(world, plan, layers, inputs, targets, Loss(function=mse))
+        try:
+            assert engine is not None
+            step(engine, plan, inputs, targets)
+            found[name] = None
+        except InputError as error:
+            found[name] = str(error)
+        leave(engine)
+    return found
+
+
+# ---- checkpoints, and states ----
+
+WIDE = ({"cuts": [6, 4], "sizes": [4] * 2, "widths": [2, 1]},)
+OTHER = ({"cuts": [3, 7], "sizes": [4] * 2, "widths": [1, 2]},)
+NARROW = ({"cuts": [4, 6], "sizes": [4] * 2},)
+PLANS = {"wide": WIDE, "other": OTHER, "narrow": NARROW}
+
+
+def saved_under(world: World, folder: str, first: str, then: str) -> dict[str, Any]:
+    """Two steps under a plan, saved; loaded under another: the whole state that both have, one step more under each, and the
+    whole state after it."""
+    found = dict[str, Any]()
+    inputs, targets = batch("splittable", 8, 0)
+
+    def opened(name: str) -> tuple[PlanEngine | None, Plan, Any]:
+        plan = make_plan(PLANS[name])
+        engine = engine_of(world, plan, build("splittable"), inputs, targets, Loss(function=mse))
+        return engine, plan, torch.optim.AdamW(engine.parameters(), lr=0.02) if engine is not None else None
+
+    def finish(engine: PlanEngine, plan: Plan, optimizer: Any, key: str) -> None:
+        before = engine.whole_state_dict()
+        step(engine, plan, inputs, targets)
+        optimizer.step()
+        found[key] = before, engine.whole_state_dict(), [*map(float, [engine.grad_norm()])]
+
+    engine, plan, optimizer = opened(first)
+    if engine is not None:
+        for _ in range(2):
+            step(engine, plan, inputs, targets)
+            optimizer.step()
+        checkpoint.save(folder, 2, engine.stage, optimizer, STATE, engine.world, keep=2)
+        finish(engine, plan, optimizer, "saved")
+        leave(engine)
+    world.barrier()
+    engine, plan, optimizer = opened(then)
+    if engine is not None:
+        path = checkpoint.list_checkpoints(folder)[-1]
+        checkpoint.load(Path(path), engine.stage, optimizer, engine.world, whole=engine.layers)
+        finish(engine, plan, optimizer, "loaded")
+        leave(engine)
+    world.barrier()
+    return found
+
+
+# ---- an optimizer, and what cannot be ----
+
+
+class RowNorms(torch.optim.Optimizer):
+    """Scales each gradient by the norm of its row, as LAMB and Adafactor do in other ways."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                parameter -= self.defaults["lr"] * parameter.grad / (1e-3 + parameter.grad.norm())
+
+
+def refusals(world: World) -> dict[str, str]:
+    """What is said on each rank of a plan with a split stage that cannot be trained so."""
+    found = dict[str, str]()
+    inputs, targets = batch("splittable", 8, 0)
+    plan = make_plan(WIDE)
+
+    def told(name: str, action: Any) -> None:
+        try:
+            action()
+            found[name] = "nothing"
+        except InputError as error:
+            found[name] = str(error)
+
+    def opened(layers: nn.Sequential) -> PlanEngine:
+        engine = engine_of(world, plan, layers, inputs, targets, Loss(function=mse))
+        assert engine is not None
+        return engine
+
+    for optimizer in (RowNorms, torch.optim.Adafactor, torch.optim.Muon):
+        engine = opened(build("splittable"))
+        step(engine, plan, inputs, targets)
+        takes = [p for p in engine.trained_parameters() if p.ndim == 2]
+        told(optimizer.__name__, optimizer(takes, lr=0.1).step)
+        leave(engine)
+    layers = build("splittable")
+    layers[1].three = nn.Linear(8, 36).double()
+    layers[1].tensor_parallel = {"three": "colwise:3/5"}  # type: ignore[assignment]
+    told("heads", lambda: opened(layers))
+    layers[1].tensor_parallel = {"three": "colwise:4"}  # type: ignore[assignment]
+    layers[1].three = nn.Linear(8, 12).double()
+    told("parts", lambda: opened(layers))
+    layers[1].tensor_parallel = {"four": "colwise"}  # type: ignore[assignment]
+    told("no module", lambda: opened(layers))
+    layers[1].tensor_parallel = {"norm": "colwise"}  # type: ignore[assignment]
+    told("no linear", lambda: opened(layers))
+    layers[1].tensor_parallel = {"three": "diagonal"}  # type: ignore[assignment]
+    told("no style", lambda: opened(layers))
+    told("DoRA", lambda: opened(build("splittable, DoRA")))
+    again = build("splittable")
+    engine = opened(again)
+    step(engine, plan, inputs, targets)
+    told("state", engine.state_dict)
+    leave(engine)
+    with set_aside(again):
+        told("again", lambda: opened(again))
+    return found

@@ -1,0 +1,207 @@
+"""Stages split over several devices (tensor parallelism): layouts, rules and what is refused, checkpoints, and kinds of models.
+That training is training on one device stands in test_transparency.py (the family "split")."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.shards.layout import Cut
+from hetpipe.layers.shards.styles import Style, layout_of, set_styles, styles_of
+from hetpipe.models import gpt, mlp
+from tests.support.ranks import cluster_of, run_ranks
+from tests.support.split_programs import LANGUAGE, WRONG, compared, refusals, saved_under, tried
+
+# ---- cuts ----
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1), st.integers(1, 3))
+def test_shards_make_the_whole_and_pieces_lie_in_shards(packed: int, degree: int, finer: int, dimension: int, other: int) -> None:
+    """Of each way to cut; and the pieces of more devices are those of the shard in which they lie."""
+    cut, count = Cut(dimension, packed), degree * finer
+    shape = [other, other]
+    shape[dimension] = packed * count * other
+    tensor = torch.arange(shape[0] * shape[1]).view(*shape)
+    shards = [cut.shard(tensor, j, degree) for j in range(degree)]
+    assert torch.equal(cut.join(shards), tensor)
+    assert all(cut.whole_shape(shard.shape, degree) == tuple(shape) for shard in shards)
+    assert cut.divides(shape, count)
+    assert packed * count == 1 or not cut.divides([n + 1 for n in shape], count)
+    for j in range(count):
+        own = cut.piece(shards[j // finer], j % finer, finer)
+        assert torch.equal(own.flatten(), cut.piece(tensor, j, count).flatten())
+
+
+def test_packed_matrices_are_each_cut() -> None:
+    rows = torch.arange(12)
+    assert Cut(0, 3).shard(rows, 0, 2).tolist() == [0, 1, 4, 5, 8, 9]
+    assert Cut(0, 3).shard(rows, 1, 2).tolist() == [2, 3, 6, 7, 10, 11]
+    assert Cut(0).shard(rows, 1, 2).tolist() == [6, 7, 8, 9, 10, 11]
+
+
+# ---- rules ----
+
+
+@pytest.mark.parametrize("text", ["colwise", "colwise:3", "colwise/8", "colwise:3/8", "rowwise", "colwise_gather_output"])
+def test_styles_are_read_as_they_are_written(text: str) -> None:
+    assert str(Style.parse(text, "here")) == text
+
+
+@pytest.mark.parametrize("text", ["", "col", "rowwise:3", "colwise:0", "colwise/", "colwise 3", 3, None])
+def test_what_is_no_style_is_refused(text: Any) -> None:
+    with pytest.raises(InputError, match=r"^here: .* is no style of tensor parallelism; there are colwise, rowwise, "):
+        Style.parse(text, "here")
+
+
+def test_a_layout_follows_from_styles() -> None:
+    layers = gpt.build(layers=1, width=12, heads=3, context=4, vocabulary=5)
+    attention, expand = layers[1], layers[2]
+    layout = layout_of("a", attention, styles_of("a", attention), 3)
+    assert layout.cut == {"query_key_value.weight": (0, 3), "query_key_value.bias": (0, 3), "project.weight": (1, 1)}
+    assert layout_of("m", expand, styles_of("m", expand), 2).cut.keys() == {"expand.weight", "expand.bias", "project.weight"}
+    with pytest.raises(InputError, match="layer 'a' cannot be split over 2 devices: 'query_key_value' has 3 units"):
+        layout_of("a", attention, styles_of("a", attention), 2)
+    assert styles_of("e", layers[0]) == {}
+
+
+def test_a_job_says_how_layers_are_split() -> None:
+    layers = nn.Sequential()
+    for n in range(3):
+        layers.add_module(f"block{n}", nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)))
+    set_styles(layers, {"block[01].0": "colwise", "block*.1": "rowwise"}, "tensor_parallel")
+    assert [sorted(styles_of(name, layer)) for name, layer in layers.named_children()] == [["0", "1"], ["0", "1"], ["1"]]
+    with pytest.raises(InputError, match=r"^tensor_parallel: 'layer\*' is no module of the model; its first are block0.0, "):
+        set_styles(layers, {"layer*": "colwise"}, "tensor_parallel")
+    with pytest.raises(InputError, match=r"^tensor_parallel of 'layer\*': 'cols' is no style"):
+        set_styles(layers, {"layer*": "cols"}, "tensor_parallel")
+    set_styles(mlp.build(layers=2, width=8), {"block1.down": "rowwise"}, "here")
+
+
+# ---- models ----
+
+SPLIT_FIRST: dict[str, Any] = {"cuts": [2, 2], "sizes": [3, 2], "widths": [2, 1]}
+SPLIT_LAST: dict[str, Any] = {"cuts": [1, 3], "sizes": [2, 2], "widths": [1, 2]}
+ALL = {"cuts": [4], "sizes": [3, 2], "widths": [4]}
+GPT = {"layers": 1, "width": 16, "heads": 4, "context": 8, "vocabulary": 32}
+ZOO = {
+    "gpt": ("gpt", GPT, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})),
+    "gpt, last": ("gpt", GPT, (SPLIT_LAST,)),
+    "gpt, over four": ("gpt", GPT, (ALL,)),
+    "mlp": ("mlp", {"layers": 2, "width": 16}, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 4},
+    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "gemma": {"num_key_value_heads": 1, "head_dim": 4},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 4},
+    "olmo2": {"num_key_value_heads": 2},
+    "glm": {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0},
+    "cohere": {"num_key_value_heads": 2},
+    "granite": {"num_key_value_heads": 2},
+    "starcoder2": {"num_key_value_heads": 2},
+    "llama, LoRA": {"num_key_value_heads": 2, "r": 2},
+    "gemma, LoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
+    "phi3, LoRA, sdpa": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "attention": "sdpa"},
+    "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0},
+}
+NORMS_IN_FLOAT32 = ("gemma", "gemma2", "cohere")  # whatever their parameters are: sums in another order are seen in that
+
+
+def language(kind: str) -> tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]:
+    options = LANGUAGE | {"intermediate_size": 24} | KINDS[kind]
+    return kind.partition(",")[0], options, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})
+
+
+FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA")  # of the others `make test-all` makes sure
+
+
+@functools.cache
+def models(*kinds: str) -> list[dict[str, Any]]:
+    """What each of five ranks found, of the zoo's models and these."""
+    return run_ranks(compared, cluster_of(4, 1), {**ZOO, **{kind: language(kind) for kind in kinds}})
+
+
+@pytest.mark.parametrize("name", [*ZOO, *(k if k in FIRST else pytest.param(k, marks=pytest.mark.thorough) for k in KINDS)])
+def test_one_step_is_that_of_one_device(name: str) -> None:
+    kinds = FIRST if name in FIRST or name in ZOO else tuple(kind for kind in KINDS if kind not in FIRST)
+    found = [rank[name] for rank in models(*kinds) if name in rank]
+    assert not [told for told in found if isinstance(told, str)]
+    most = 1e-6 if name in NORMS_IN_FLOAT32 else 1e-10
+    assert max(apart for apart, _, _ in found) < most
+    assert max(abs(off) for _, off, _ in found) < most
+    assert sum(shards > 0 for _, _, shards in found) >= 2, "nothing was split"
+
+
+# ---- wrong rules ----
+
+
+@functools.cache
+def wrong() -> list[dict[str, str | None]]:
+    return run_ranks(tried, cluster_of(3), [*WRONG])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_refused_in_the_first_step(name: str) -> None:
+    for told in (rank[name] for rank in wrong()):
+        assert told is not None, "it trains"
+        assert "layer '1'" in told
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize(("first", "then"), [("wide", "narrow"), ("narrow", "wide"), ("wide", "other")])
+def test_a_checkpoint_goes_from_width_to_width(first: str, then: str, tmp_path: Path) -> None:
+    ranks = run_ranks(saved_under, cluster_of(3), str(tmp_path), first, then)
+    before, after, norm = ranks[0]["saved"]
+    loaded, later, other_norm = ranks[0]["loaded"]
+    assert before.keys() == loaded.keys()
+    assert all(torch.equal(before[name], loaded[name]) for name in before)
+    assert max(float((after[name] - later[name]).abs().max()) for name in after) < 1e-10
+    assert norm == pytest.approx(other_norm, rel=1e-12)
+    assert len([*tmp_path.glob("step-*/*.safetensors")]) >= 1
+
+
+# ---- refusals ----
+
+
+@pytest.fixture(scope="module")
+def refused() -> list[dict[str, str]]:
+    return run_ranks(refusals, cluster_of(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("heads", "layer '1' cannot be split over 2 devices: 'three' has 5 units"),
+        ("parts", "the outputs of 'three' are 12 in 4 parts"),
+        ("no module", "tensor_parallel of 'four': the layer has no such module; it has "),
+        ("no linear", "tensor_parallel of 'norm': it is a LayerNorm, and only torch.nn.Linear is split"),
+        ("DoRA", "it has a DoRA adapter, which is not split yet"),
+        ("no style", "'diagonal' is no style of tensor parallelism"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_on_every_rank(refused: list[dict[str, str]], name: str, message: str) -> None:
+    assert all(message in rank[name] for rank in refused)
+
+
+@pytest.mark.parametrize("name", ["RowNorms", "Adafactor", "Muon"])
+def test_an_optimizer_that_looks_at_more_than_single_numbers_is_refused(refused: list[dict[str, str]], name: str) -> None:
+    """By the ranks that have shards; one that has whole parameters may use it."""
+    assert [f"the optimizer '{name}'" in rank[name] for rank in refused] == [True, True, False]
+
+
+def test_a_shard_gives_no_state_and_is_split_once(refused: list[dict[str, str]]) -> None:
+    assert ["has shards of tensors only" in rank["state"] for rank in refused] == [True, True, False]
+    assert all("is one of 2 shards of itself" in rank["again"] for rank in refused)
