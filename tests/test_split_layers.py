@@ -18,7 +18,7 @@ from hetpipe.layers.shards.layout import Cut
 from hetpipe.layers.shards.styles import Style, layout_of, set_styles, styles_of
 from hetpipe.models import gpt, mlp
 from tests.support.ranks import cluster_of, run_ranks
-from tests.support.split_programs import LANGUAGE, WRONG, compared, refusals, saved_under, tried
+from tests.support.split_programs import LANGUAGE, WRONG, accumulated, compared, in_half, refusals, saved_under, tried
 
 # ---- cuts ----
 
@@ -156,6 +156,23 @@ def test_a_wrong_rule_is_refused_in_the_first_step(name: str) -> None:
     for told in (rank[name] for rank in wrong()):
         assert told is not None, "it trains"
         assert "layer '1'" in told
+
+
+# ---- half precision, and sums of several steps ----
+
+
+def test_a_split_stage_computes_in_half_precision() -> None:
+    """The look at how it is split, which runs layers whole and split, leaves no copies of weights behind."""
+    half, full = (run_ranks(in_half, cluster_of(3), precision)[0]["losses"] for precision in ("bf16", None))
+    assert half == pytest.approx(full, rel=0.03)
+    assert half != full
+    assert half[-1] < half[0]
+
+
+def test_steps_that_add_up_are_one_batch() -> None:
+    for found in run_ranks(accumulated, cluster_of(3, 1)):
+        assert found["apart"] < 1e-10
+        assert abs(found["norm"]) < 1e-10
 
 
 # ---- checkpoints ----

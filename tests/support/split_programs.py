@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from bench.reference import ReferenceEngine
 from hetpipe.checkpoints import checkpoint
+from hetpipe.documents.number_types import NumberTypes, Precision
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Loss, Tensors, cross_entropy, mse
+from hetpipe.layers.model import Loss, Model, Tensors, cross_entropy, mse
 from hetpipe.layers.numbers import turn
 from hetpipe.layers.shards.split import pieces_in
 from hetpipe.processes.world import World
+from hetpipe.runtime import backends
 from hetpipe.runtime.checks.stale import set_aside
 from hetpipe.runtime.plan_engine import PlanEngine
 from tests.support.jobs import STATE
@@ -194,6 +196,42 @@ def tried(world: World, names: list[str]) -> dict[str, str | None]:
         except InputError as error:
             found[name] = str(error)
         leave(engine)
+    return found
+
+
+# ---- half precision, and sums of several steps ----
+
+
+def in_half(world: World, precision: Precision | None) -> dict[str, Any]:
+    """Losses of a few steps of parameters in float32, which compute in this precision."""
+    plan, types = make_plan([{"cuts": [4, 6], "sizes": [3, 2], "widths": [1, 2]}]), NumberTypes.at(precision)
+    layers, (inputs, targets) = build("splittable", torch.float32), batch("splittable", 5, 0, torch.float32)
+    model = Model(name="test", layers=layers, inputs=inputs, targets=targets, loss=Loss(function=mse))
+    engine = backends.open_engine("torch", model, plan, world, lambda _: torch.device("cpu"), lambda _: None, lambda _: types)
+    assert engine is not None
+    optimizer, losses = torch.optim.SGD(engine.parameters(), lr=0.1), list[float]()
+    for _ in range(4):
+        losses.append(step(engine, plan, inputs, targets))
+        optimizer.step()
+    leave(engine)
+    return {"losses": losses}
+
+
+def accumulated(world: World) -> dict[str, float]:
+    """How far gradients of three steps together are from those of one device, on widths 2 and 1, and on a replica beside them."""
+    plan = make_plan([{"cuts": [6, 4], "sizes": [2, 2], "widths": [2, 1]}, {"cuts": [10], "sizes": [3]}])
+    parts = [batch("splittable", plan.global_batch, number) for number in range(3)]
+    inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[arg-type]
+    reference = ReferenceEngine(build("splittable"), Loss(function=mse))
+    reference.step(inputs, targets)
+    engine = engine_of(world, plan, build("splittable"), *parts[0], Loss(function=mse))
+    if engine is None:
+        return {}
+    with engine.accumulate():
+        for x, y in parts:
+            step(engine, plan, x, y)
+    found = {"apart": gradients_apart(engine, reference.layers), "norm": engine.grad_norm() - reference.clip_grad_norm_(1e9)}
+    leave(engine)
     return found
 
 
