@@ -67,7 +67,7 @@ def test_emulated_devices_are_refused(backend: Backend) -> None:
 def test_tensor_parallel_stages_are_refused(backend: Backend) -> None:
     document = make_plan([{"cuts": [2], "sizes": [1]}], schedule="gpipe").model_dump(mode="json")
     document["replicas"][0]["stages"][0]["devices"] = ["n0/0", "n0/1"]
-    with pytest.raises(InputError, match=r"replica 0 stage 0 is tensor-parallel over \['n0/0', 'n0/1'\]"):
+    with pytest.raises(InputError, match=r"replica 0 splits stage 0 over several devices \(tensor parallelism\), which only"):
         check_backend(backend, Plan.parse(document, "a plan"))
 
 

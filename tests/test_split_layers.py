@@ -18,7 +18,17 @@ from hetpipe.layers.shards.layout import Cut
 from hetpipe.layers.shards.styles import Style, layout_of, set_styles, styles_of
 from hetpipe.models import gpt, mlp
 from tests.support.ranks import cluster_of, run_ranks
-from tests.support.split_programs import LANGUAGE, WRONG, accumulated, compared, in_half, refusals, saved_under, tried
+from tests.support.split_programs import (
+    LANGUAGE,
+    WRONG,
+    accumulated,
+    compared,
+    in_any_plan,
+    in_half,
+    refusals,
+    saved_under,
+    tried,
+)
 
 # ---- cuts ----
 
@@ -143,6 +153,12 @@ def test_one_step_is_that_of_one_device(name: str) -> None:
     assert sum(shards > 0 for _, _, shards in found) >= 2, "nothing was split"
 
 
+@pytest.mark.parametrize(("seed", "count"), [(1, 12), *(pytest.param(s, 50, marks=pytest.mark.thorough) for s in range(2, 6))])
+def test_any_plan_ends_with_the_gradients_of_one_device(seed: int, count: int) -> None:
+    """Groups of unlike width side by side, in any order that a schedule may have: no rank waits for ever."""
+    assert max(run_ranks(in_any_plan, cluster_of(6), seed, count)) < 1e-10
+
+
 # ---- wrong rules ----
 
 
@@ -213,7 +229,7 @@ def test_what_cannot_be_split_is_refused_on_every_rank(refused: list[dict[str, s
     assert all(message in rank[name] for rank in refused)
 
 
-@pytest.mark.parametrize("name", ["RowNorms", "Adafactor", "Muon"])
+@pytest.mark.parametrize("name", ["RowNorms", "ByOptions", "AllTogether", "Adafactor", "Muon"])
 def test_an_optimizer_that_looks_at_more_than_single_numbers_is_refused(refused: list[dict[str, str]], name: str) -> None:
     """By the ranks that have shards; one that has whole parameters may use it."""
     assert [f"the optimizer '{name}'" in rank[name] for rank in refused] == [True, True, False]

@@ -47,8 +47,9 @@ Ran = list[list[Trained | None]] | RankFailure
 
 @functools.cache
 def run_family(family: str) -> Ran:
-    """Per case, what each of six ranks holds: one spawn a family. A failure is kept, so that it is not waited for again."""
-    return _run(CASES[family], "torch", cluster_of(3, 2, 1))
+    """Per case, what each of six ranks holds, or seven: one spawn a family. A failure is kept, so that it is not waited for
+    again."""
+    return _run(CASES[family], "torch", cluster_of(4 if family == "split" else 3, 2, 1))
 
 
 @functools.cache

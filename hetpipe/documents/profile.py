@@ -212,6 +212,12 @@ class Profile(Document):
             )
         if found is None:
             known = sorted({m.device_type for m in self.measurements})
+            if tensor_parallel > 1 and device_type in known:
+                raise InputError(
+                    f"the profile of {self.model!r} has no measurement of device type {device_type!r} whose layers are split "
+                    f"over {tensor_parallel} devices, as the plan has them: write profiler: {{tensor_parallel: "
+                    f"[{tensor_parallel}]}} in the job, and measure again"
+                )
             degree = f" at tensor-parallel degree {tensor_parallel}" if tensor_parallel > 1 else ""
             raise InputError(
                 f"the profile of {self.model!r} has no measurement of device type {device_type!r}{degree}"

@@ -58,6 +58,7 @@ def profile_cluster(
     then they sleep most of the time and measure side by side. Real CPU types measure in turn."""
     sizes = check_sizes(options.microbatch_sizes)
     check_parameters(model, precision)
+    check_degrees(model, cluster, world, options.tensor_parallel)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
     precisions = _precisions(precision, cluster, world, who)
     model = replace(model, kinds=kinds_of(model))
@@ -90,7 +91,7 @@ def profile_cluster(
             on = torch_device(cluster.device_types[device.type], device.index)
             return _run(model, device.type, on, sizes, optimizer, options.repeats, None, world.is_main, at, group)
 
-        done += measure_degrees(model, cluster, world, options.tensor_parallel, precisions, measure)
+        done += measure_degrees(cluster, world, options.tensor_parallel, precisions, measure)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
     overheads = with_shared_figures(overheads, cluster, world, wires)
@@ -290,20 +291,23 @@ def groups_of(cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[in
     return found
 
 
-def measure_degrees(
-    model: Model,
-    cluster: Cluster,
-    world: World,
-    degrees: Sequence[int],
-    precisions: Mapping[str, Sequence[Precision | None]],
-    measure: Measure,
-) -> list[Measured]:
-    """At each degree, on each type of which a node has so many devices. InputError on every rank if a layer cannot be split so.
-    Collective."""
-    tied, done = tied_names(model.layers), list[Measured]()
+def check_degrees(model: Model, cluster: Cluster, world: World, degrees: Sequence[int]) -> None:
+    """InputError if no node has so many devices, or a layer cannot be split over so many."""
+    groups_of(cluster, world.rank_of, degrees)
+    tied = tied_names(model.layers)
     for degree in degrees:
         for name, layer in named_layers(model.layers):
-            check_split(name, layer, degree, tied)
+            try:
+                check_split(name, layer, degree, tied)
+            except InputError as error:
+                raise InputError(f"profiler.tensor_parallel asks for {degree} devices: {error}") from error
+
+
+def measure_degrees(
+    cluster: Cluster, world: World, degrees: Sequence[int], precisions: Mapping[str, Sequence[Precision | None]], measure: Measure
+) -> list[Measured]:
+    """At each degree, on each type of which a node has so many devices. Collective."""
+    done = list[Measured]()
     for (kind, _), devices in groups_of(cluster, world.rank_of, degrees).items():
         ranks = [world.rank_of[device.id] for device in devices]
         processes = dist.new_group(ranks, timeout=step_timeout())

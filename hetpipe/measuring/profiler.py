@@ -34,6 +34,7 @@ from hetpipe.files.messages import InputError, counted, cut
 from hetpipe.layers.device import Emulation, module_bytes, one_thread, trained_bytes
 from hetpipe.layers.model import Model, ShapedBatch, as_tuple, as_value, move, named_layers, numbers_of, sample_bytes
 from hetpipe.layers.recipe import layer_on
+from hetpipe.layers.shards.split import split_of
 from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import CARRY, skipping_layers
 from hetpipe.layers.untouched.kept import kept
@@ -105,8 +106,10 @@ class _SizeRun:
         except torch.OutOfMemoryError:
             raise
         except (ValueError, IndexError, TypeError, RuntimeError) as error:  # BatchNorm's of a single value; a word out of range
+            split = split_of(layer)
+            who = type(layer).__name__ + (f", split over {split.group.degree} devices by its rule" if split is not None else "")
             raise InputError(
-                f"layer {name!r} ({type(layer).__name__}) does not run on a micro-batch of {self.text}, and plans may have such: "
+                f"layer {name!r} ({who}) does not run on a micro-batch of {self.text}, and plans may have such: "
                 f"{type(error).__name__}: {cut(str(error))}"
             ) from error
         for seconds, way in ((self.forward, 0), (self.backward, 1)):

@@ -190,7 +190,10 @@ def prepare(setting: Setting, request: Request, plan: Plan | None = None, profil
     if (plan := plan or _plan_of_file(setting, request)) is not None:
         setting.decided(plan, options)  # says what does not go together
         options = options.changed({"precision": plan.precision or options.precision})
-    profile = profile or obtain_profile(setting, replace(request, options=options))
+    widths = {len(stage.devices) for replica in plan.replicas for stage in replica.stages} - {1} if plan is not None else set()
+    degrees = tuple(sorted({*request.profiler.tensor_parallel, *widths}))  # of which a plan of one's own must be predicted, too
+    profiler = request.profiler.model_copy(update={"tensor_parallel": degrees})
+    profile = profile or obtain_profile(setting, replace(request, options=options, profiler=profiler))
     plan = setting.decided(plan or _new_plan(setting, profile, request), options, profile)
     return plan.model_copy(update={"backend": options.backend}), profile  # whatever it was made for
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, Model, Tensors, cross_entropy, mse
 from hetpipe.layers.numbers import turn
 from hetpipe.layers.shards.split import pieces_in
+from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World
 from hetpipe.runtime import backends
 from hetpipe.runtime.checks.stale import set_aside
@@ -163,6 +166,25 @@ class _ByWidth(_Wide):
         return found
 
 
+class _Silent(_Wide):
+    """Gives nothing at first, so that nothing behind it has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.down.weight)
+
+
+class _Faint(_Wide):
+    """What it adds is scaled to almost nothing at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * (super().forward(x) - x)
+
+
 WRONG: dict[str, tuple[type[_Wide], dict[str, str | None]]] = {
     "queries, keys and values cut as one": (_Wide, {"three": "colwise"}),
     "cut in other parts than they are": (_Wide, {"three": "colwise:9"}),
@@ -173,6 +195,8 @@ WRONG: dict[str, tuple[type[_Wide], dict[str, str | None]]] = {
     "inputs that are parts are cut again": (_Wide, {"down": "rowwise_split_input"}),
     "one of two column-wise layers is whole": (_Wide, {"gate": None}),
     "all of it is gathered and cut by rows": (_Wide, {"gate": "colwise_gather_output"}),
+    "a gradient that is zero at first is not summed": (_Silent, {"inner": None}),
+    "a gradient that is tiny at first is not summed": (_Faint, {"inner": None}),
     "something is added in each part": (_BiasTwice, {}),
     "something is scaled by the part": (_ByWidth, {}),
 }
@@ -221,7 +245,7 @@ def accumulated(world: World) -> dict[str, float]:
     """How far gradients of three steps together are from those of one device, on widths 2 and 1, and on a replica beside them."""
     plan = make_plan([{"cuts": [6, 4], "sizes": [2, 2], "widths": [2, 1]}, {"cuts": [10], "sizes": [3]}])
     parts = [batch("splittable", plan.global_batch, number) for number in range(3)]
-    inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[arg-type]
+    inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
     reference = ReferenceEngine(build("splittable"), Loss(function=mse))
     reference.step(inputs, targets)
     engine = engine_of(world, plan, build("splittable"), *parts[0], Loss(function=mse))
@@ -233,6 +257,50 @@ def accumulated(world: World) -> dict[str, float]:
     found = {"apart": gradients_apart(engine, reference.layers), "norm": engine.grad_norm() - reference.clip_grad_norm_(1e9)}
     leave(engine)
     return found
+
+
+# ---- any plan ----
+
+
+def drawn_rows(draw: random.Random, devices: int) -> list[Row]:
+    """Replicas over some of so many devices, of stages of unlike widths, in any order of the schedule that is allowed."""
+    rows, free = list[Row](), devices
+    while free and len(rows) < 3:
+        widths, left = list[int](), draw.randint(1, free)
+        while left and len(widths) < 4:
+            widths.append(draw.choice([w for w in (1, 1, 2, 3) if w <= left]))
+            left -= widths[-1]
+        cuts = [0, *sorted(draw.sample(range(1, 10), len(widths) - 1)), 10]
+        row: Row = {"cuts": [b - a for a, b in pairwise(cuts)], "sizes": draw.choices((1, 2, 3), k=draw.randint(1, 4))}
+        if draw.random() < 0.5:
+            first = draw.randint(len(widths), len(widths) + 3)
+            row["warmup"] = [first - s for s in range(len(widths))]
+        row |= {"widths": widths, "recompute": draw.random() < 0.3, "offload": False}
+        rows.append(row)
+        free -= sum(widths)
+    return rows
+
+
+def in_any_plan(world: World, seed: int, count: int) -> float:
+    """The greatest distance of a gradient of this rank from that of one device, in so many plans."""
+    draw, worst = random.Random(seed), 0.0
+    for _ in range(count):
+        rows, gpipe, devices = drawn_rows(draw, len(world.rank_of)), draw.random() < 0.3, list(world.rank_of)
+        draw.shuffle(devices)  # of one node
+        document, taken = make_plan(rows, schedule="gpipe" if gpipe else "1f1b").model_dump(), iter(devices)
+        for stage in (stage for replica in document["replicas"] for stage in replica["stages"]):
+            stage["devices"] = [next(taken) for _ in stage["devices"]]
+        plan = Plan.parse(document, "a drawn plan")
+        inputs, targets = batch("splittable", plan.global_batch, draw.randrange(1000))
+        reference = ReferenceEngine(build("splittable"), Loss(function=mse))
+        reference.step(inputs, targets)
+        describe_with(f"device {world.device_id}, plan {rows}")
+        engine = engine_of(world, plan, build("splittable"), inputs, targets, Loss(function=mse))
+        if engine is not None:
+            step(engine, plan, inputs, targets)
+            worst = max(worst, gradients_apart(engine, reference.layers))
+        leave(engine)
+    return worst
 
 
 # ---- checkpoints, and states ----
@@ -294,6 +362,27 @@ class RowNorms(torch.optim.Optimizer):
                 parameter -= self.defaults["lr"] * parameter.grad / (1e-3 + parameter.grad.norm())
 
 
+class ByOptions(RowNorms):
+    """Only where a group of parameters asks for it."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in (p for p in group["params"] if p.grad is not None):
+                    parameter -= 0.1 * parameter.grad / (parameter.grad.norm() if group.get("rows") else 1.0)
+
+
+class AllTogether(RowNorms):
+    """One number for all that it has: halves that one optimizer has would come out as the whole does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        with torch.no_grad():
+            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                parameter -= 0.1 * parameter.grad / norm
+
+
 def refusals(world: World) -> dict[str, str]:
     """What is said on each rank of a plan with a split stage that cannot be trained so."""
     found = dict[str, str]()
@@ -312,11 +401,12 @@ def refusals(world: World) -> dict[str, str]:
         assert engine is not None
         return engine
 
-    for optimizer in (RowNorms, torch.optim.Adafactor, torch.optim.Muon):
+    for optimizer in (RowNorms, ByOptions, AllTogether, torch.optim.Adafactor, torch.optim.Muon):
         engine = opened(build("splittable"))
         step(engine, plan, inputs, targets)
         takes = [p for p in engine.trained_parameters() if p.ndim == 2]
-        told(optimizer.__name__, optimizer(takes, lr=0.1).step)
+        groups: Any = [{"params": takes[:1]}, {"params": takes[1:], "rows": True}] if optimizer is ByOptions else takes
+        told(optimizer.__name__, optimizer(groups, lr=0.1).step)
         leave(engine)
     layers = build("splittable")
     layers[1].three = nn.Linear(8, 36).double()

@@ -9,7 +9,7 @@ TWO = {"cuts": [6, 4], "sizes": [4, 4]}  # beside 8 over two
 ONE = {"cuts": [10], "sizes": [3, 3, 2]}  # or 8 on one
 BOTH = (THREE, TWO)
 SPLIT = {"cuts": [6, 4], "sizes": [4] * 3, "widths": [2, 1]}  # the first stage over two devices
-MIDDLE = {"cuts": [5, 5], "sizes": [4] * 3, "widths": [1, 2]}
+MIDDLE = {"cuts": [3, 4, 3], "sizes": [4] * 3, "widths": [1, 2, 1]}
 ENDS = {"cuts": [10], "sizes": [4, 3], "widths": [3]}
 UNEVEN = ({"cuts": [4, 3, 3], "sizes": [5, 4, 3, 2]}, {"cuts": [6, 4], "sizes": [2, 3, 5, 4, 1]})
 

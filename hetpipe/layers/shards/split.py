@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,13 +85,12 @@ def refuse_use(layers: nn.Sequential, group: Group) -> Callable[[], None]:
 
 
 def check_split(name: str, layer: nn.Module, degree: int, tied: Collection[str] = ()) -> tuple[dict[str, Style], Layout]:
-    """The styles of a layer's modules, and its layout over so many devices. Modules with `tied` parameters, by their names in the
-    chain, stay whole: other layers share them. InputError if it cannot be split so."""
+    """The styles of a layer's modules, and its layout over so many devices. A layer one of whose modules has `tied`
+    parameters, by their names in the chain, which other layers share, stays whole. InputError if it cannot be split so."""
     styles, plain = styles_of(name, layer), uncompiled(layer)
     shared = {own for own, _ in layer.named_parameters(remove_duplicate=False) if f"{name}.{own}" in tied}
-    styles = {module: style for module, style in styles.items() if not any(own.startswith(f"{module}.") for own in shared)}
-    if len(shared) > 0 and "" in styles:
-        del styles[""]
+    if any(own.startswith(f"{module}." if module else "") for own in shared for module in styles):
+        styles = {}
     if styles and plain is not layer:
         raise InputError(f"layer {name!r} is compiled, and cannot be split over {degree} devices: leave torch.compile out")
     made = lineage_of(layer)
@@ -111,8 +111,9 @@ def split_layer(name: str, layer: nn.Module, group: Group, tied: Collection[str]
         return lambda: None
     tensors = tensors_of(layer)
     before = {own: tensors[own].data for own in layout.cut}
-    if len({id(tensors[own]) for own in layout.cut}) < len(layout.cut):
-        raise InputError(f"layer {name!r} has a matrix under two names that both are to be split: leave one of them out")
+    names = Counter(id(tensor) for tensor in tensors.values())
+    if any(names[id(tensors[own])] > 1 for own in layout.cut):
+        raise InputError(f"layer {name!r} has a matrix under two names, and it is to be split: leave its modules out of the rule")
     for own, cut in layout.cut.items():
         tensors[own].data = cut.shard(tensors[own].data, group.number, group.degree)
     split = Split(styles, layout, group)

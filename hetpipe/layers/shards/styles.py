@@ -95,9 +95,18 @@ def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
         style = Style.parse(text, where)
         for own, each in _with_adapter(module, modules[module], style, where).items():
             found[own] = each
-            if type(modules[own]) is not nn.Linear and each.kind != PARTIAL:
-                raise InputError(f"{where}: it is a {type(modules[own]).__name__}, and only torch.nn.Linear is split")
+            if not _is_plain(modules[own]) and each.kind != PARTIAL:
+                raise InputError(f"{where}: it is a {_told(modules[own])}, and only torch.nn.Linear is split")
     return found
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it is a linear layer, whose weight is a parameter."""
+    return type(module) is nn.Linear and "weight" in module._parameters
+
+
+def _told(module: nn.Module) -> str:
+    return f"{type(module).__name__}{' whose weight is computed' if type(module) is nn.Linear else ''}"
 
 
 def _with_adapter(name: str, module: nn.Module, style: Style, where: str) -> dict[str, Style]:
@@ -121,12 +130,18 @@ def set_styles(layers: nn.Sequential, told: Mapping[str, str], where: str) -> No
     (`block*.up`), to styles. InputError if a name is none's, or a style is none."""
     found = dict[str, dict[str, str]]()
     for pattern, style in told.items():
-        Style.parse(style, f"{where} of {pattern!r}")
+        parsed = Style.parse(style, f"{where} of {pattern!r}")
         names = [(name, own) for name, layer in named_layers(layers) for own, _ in uncompiled(layer).named_modules()]
         matching = [(name, own) for name, own in names if fnmatchcase(f"{name}.{own}" if own else name, pattern)]
         if not matching:
             raise InputError(f"{where}: {pattern!r} is no module of the model; its first are {', '.join(_first(names))}")
         for name, own in matching:
+            module = uncompiled(layers.get_submodule(name)).get_submodule(own)
+            if parsed.kind != PARTIAL and not _is_plain(module) and not hasattr(module, "base_layer"):
+                raise InputError(
+                    f"{where}: {pattern!r} fits {f'{name}.{own}' if own else name!r}, which is a {_told(module)}, and only "
+                    "torch.nn.Linear is split: let the name end with that of a linear layer"
+                )
             found.setdefault(name, {})[own] = style
     for name, layer in named_layers(layers):
         if name in found:

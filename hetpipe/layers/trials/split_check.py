@@ -1,10 +1,15 @@
 """Does a split layer compute what the whole one does? A wrong rule is mostly silent: shapes fit, and numbers are others. So
 before anything is trained each split layer is run on a few samples whole, and split, and what it gives and its gradients are
-compared."""
+compared.
+
+In both runs its parameters have numbers that are drawn, and it computes in float32 at least: a matrix that is zero at first, or a
+tiny scale, would hide what is behind it, and rounding to half precision a wrong gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -13,14 +18,16 @@ from torch import Tensor, nn
 from hetpipe.files.messages import cut
 from hetpipe.layers.model import as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import without_autocast
-from hetpipe.layers.shards.split import Split, split_of, whole
+from hetpipe.layers.shards.split import Split, as_if_whole, split_of
 from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.stage import alias
+from hetpipe.layers.transforms import tensors_of
 from hetpipe.layers.trials.compare import NONE, Difference, of_rows, tolerance
 from hetpipe.layers.trials.still import Still
 from hetpipe.layers.untouched.kept import remember
 from hetpipe.layers.untouched.randomness import drawing
 
+ROUNDED = 0.01  # of the largest gradient: by this are those measured that are smaller, which may be but rounding
 OUTPUTS, GRADIENTS = 1e-4, 1e-3  # by which numbers may differ, of the largest: sums are rounded otherwise in parts
 
 
@@ -28,6 +35,7 @@ class _Run(NamedTuple):
     outputs: tuple[Tensor, ...]
     of_inputs: dict[str, Tensor]
     of_parameters: dict[str, Tensor]
+    exact: bool  # whether no number had fewer bits than those of float64
 
 
 class Compared(NamedTuple):
@@ -58,15 +66,19 @@ def shards_off(layers: nn.Sequential, given: Sequence[Tensor], group: Group) -> 
 
 def _compared(layer: nn.Module, given: Sequence[Tensor], who: str) -> tuple[Compared, Sequence[Tensor]]:
     """(what is wrong with one layer, what it gives)."""
-    split, put_back = split_of(layer), remember(layer)
+    split, put_back, dtype = split_of(layer), remember(layer), _wide(layer)
+    given = [t.detach().to(dtype).requires_grad_(t.requires_grad) if t.is_floating_point() else t for t in given]
     try:
-        with whole(layer):
+        with as_if_whole(layer), _drawn_numbers(layer, dtype, shards=False):
             reference = _run(layer, given)
         put_back()
-        fault = _fault(layer, split, given, reference) if split is not None else None
+        if split is None:
+            return Compared(), reference.outputs
+        with _drawn_numbers(layer, dtype, shards=True):
+            fault = _fault(layer, split, given, reference)
     finally:
         put_back()
-    if fault is None or split is None:
+    if fault is None:
         return Compared(), reference.outputs
     styles = ", ".join(f"{module}: {style}" for module, style in split.styles.items())
     told = (
@@ -76,16 +88,55 @@ def _compared(layer: nn.Module, given: Sequence[Tensor], who: str) -> tuple[Comp
     return Compared(told), reference.outputs
 
 
+def _wide(layer: nn.Module) -> torch.dtype:
+    """In which it is compared."""
+    return torch.float64 if any(p.dtype == torch.float64 for p in layer.parameters()) else torch.float32
+
+
+@contextmanager
+def _drawn_numbers(layer: nn.Module, dtype: torch.dtype, *, shards: bool) -> Iterator[None]:
+    """In here the parameters of a layer have numbers that are drawn, the same on all devices: the whole ones, or shards of them;
+    and buffers are of this type."""
+    split, before = split_of(layer), dict[Tensor, Tensor]()
+    cuts = split.layout.cut if split is not None else {}
+    torch.clear_autocast_cache()  # it knows tensors, and not that they have other numbers now
+    try:
+        for own, tensor in tensors_of(layer).items():
+            if tensor in before or not tensor.is_floating_point() or tensor.element_size() < 2:
+                continue
+            before[tensor] = tensor.data
+            if not isinstance(tensor, nn.Parameter):
+                tensor.data = tensor.data.to(dtype)
+                continue
+            cut = cuts.get(own)
+            value = _drawn(own, tensor, split, dtype)
+            shard = shards and cut is not None and split is not None
+            tensor.data = cut.shard(value, split.group.number, split.group.degree) if shard else value  # type: ignore[union-attr]
+        yield
+    finally:
+        for tensor, data in before.items():
+            tensor.data = data
+        torch.clear_autocast_cache()
+
+
+def _drawn(own: str, tensor: Tensor, split: Split | None, dtype: torch.dtype) -> Tensor:
+    """Numbers for a whole parameter: matrices that keep the size of what they multiply, others around 1."""
+    cut = split.layout.cut.get(own) if split is not None else None
+    shape = tuple(tensor.shape) if cut is None or split is None else cut.whole_shape(tensor.shape, split.group.degree)
+    draw = torch.Generator(tensor.device).manual_seed(zlib.crc32(own.encode()))
+    value = torch.randn(shape, generator=draw, device=tensor.device, dtype=dtype)
+    return value / max(shape[-1], 1) ** 0.5 if value.ndim > 1 else 1 + 0.3 * value
+
+
 def _fault(layer: nn.Module, split: Split, given: Sequence[Tensor], reference: _Run) -> str | None:
     found = _run(layer, given, like=reference)
     if [t.shape for t in found.outputs] != [t.shape for t in reference.outputs]:
         shapes = [", ".join(str(tuple(t.shape)) for t in run.outputs) for run in (found, reference)]
         return f"it gives tensors of the shapes {shapes[0]}, and {shapes[1]} whole"
-    most = tolerance(OUTPUTS, reference.outputs, exact=True)
-    off = _differs(found.outputs, reference.outputs, most)
+    exact = found.exact and reference.exact
+    off = _differs(found.outputs, reference.outputs, tolerance(OUTPUTS, reference.outputs, exact=exact))
     if off.share:
         return f"what it gives differs by {off.greatest:.2g} of the largest number"
-    most = tolerance(GRADIENTS, [*reference.of_inputs.values(), *reference.outputs], exact=True)
     wanted = reference.of_inputs | {
         name: split.layout.cut[name].shard(g, split.group.number, split.group.degree) if name in split.layout.cut else g
         for name, g in reference.of_parameters.items()
@@ -94,11 +145,13 @@ def _fault(layer: nn.Module, split: Split, given: Sequence[Tensor], reference: _
     made = found.of_inputs | found.of_parameters | {name: split.group.add_up(found.of_parameters[name]) for name in partial}
     if made.keys() != wanted.keys():
         return f"gradients are made of {sorted(made)}, and of {sorted(wanted)} where it is whole"
-    least = max((float(g.abs().max()) for g in wanted.values() if g.numel()), default=0.0)
+    most = tolerance(GRADIENTS, [*wanted.values(), *reference.outputs], exact=exact)
+    least = ROUNDED * max((float(g.abs().max()) for g in wanted.values() if g.numel()), default=0.0)
     for name, gradient in wanted.items():
-        off = _differs([made[name]], [gradient], most)
-        if off.share and float((made[name] - gradient).abs().max()) > most * least:
-            return f"the gradient of {name!r} differs by {off.greatest:.2g} of the largest number"
+        apart = float((made[name] - gradient).abs().max()) if gradient.numel() else 0.0
+        scale = max(float(gradient.abs().max()) if gradient.numel() else 0.0, least)
+        if apart > most * scale:
+            return f"the gradient of {name!r} differs by {apart / scale:.2g} of the largest number"
     return None
 
 
@@ -112,22 +165,25 @@ def _differs(found: Sequence[Tensor], wanted: Sequence[Tensor], most: float) -> 
 def _run(layer: nn.Module, given: Sequence[Tensor], like: _Run | None = None) -> _Run:
     """A forward as if nothing were drawn, and the gradients of a sum over what it gives, number by number (`like`: as in that
     run)."""
-    leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
-    with drawing("run"), Still():
+    leaves, apart = [t.detach().clone().requires_grad_(t.requires_grad) for t in given], without_autocast(given[0].device)
+    with drawing("run"), apart, Still() as forward:
         outputs = as_tuple(layer(as_value([alias(t) if t.requires_grad else t for t in leaves])))
     named = {f"its input {at}": t for at, t in enumerate(leaves) if t.requires_grad}
     parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
     ends = [(t, w) for t, w in zip(outputs, like.outputs if like is not None else outputs, strict=True) if t.requires_grad]
     made: Sequence[Tensor | None] = [None] * (len(named) + len(parameters))
+    exact = forward.exact
     if ends and made and all(t.shape == w.shape for t, w in ends):
         seeds = [(torch.sin(w.detach().double() / _scale(w)) + 0.3).to(t.dtype) for t, w in ends]
-        with drawing("run"), Still(), without_autocast(outputs[0].device):
+        with drawing("run"), without_autocast(given[0].device), Still() as backward:
             made = torch.autograd.grad([t for t, _ in ends], [*named.values(), *parameters.values()], seeds, allow_unused=True)
+        exact &= backward.exact
     of_inputs, of_parameters = made[: len(named)], made[len(named) :]
     return _Run(
         tuple(t.detach().requires_grad_(t.requires_grad) for t in outputs),
         {name: g for name, g in zip(named, of_inputs, strict=True) if g is not None},
         {name: g for name, g in zip(parameters, of_parameters, strict=True) if g is not None},
+        exact,
     )
 
 

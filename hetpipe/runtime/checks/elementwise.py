@@ -4,23 +4,26 @@ one that looks at rows, columns or norms (Adafactor, LAMB, Muon) would train som
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 
-ROWS, COLUMNS, STEPS, ALIKE = 4, 6, 2, 1e-12
+SHAPES, STEPS, ALIKE = ((4, 6), (128, 64)), 2, 1e-12  # of matrices; some rules begin at a size
 
 
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """InputError if an optimizer of this class, with these options, does something else to halves of a matrix than to the matrix,
-    or if that cannot be tried."""
-    name = type(optimizer).__name__
+    """InputError if an optimizer of this class, with the options of one of its groups, does something else to halves of a matrix,
+    each by an optimizer of its own, than to the matrix, or if that cannot be tried."""
+    name, off = type(optimizer).__name__, 0.0
     try:
-        whole = _stepped(optimizer, None)
-        off = max(float((_stepped(optimizer, dimension) - whole).abs().max()) for dimension in (0, 1))
+        for options in _options(optimizer):
+            for shape in SHAPES:
+                whole = _stepped(optimizer, options, shape, None)
+                halves = [_stepped(optimizer, options, shape, dimension) for dimension in (0, 1)]
+                off = max(off, *(float((half - whole).abs().max()) for half in halves))
     except Exception as error:
         raise InputError(
             f"whether the optimizer {name!r} works on parts of parameters, as a stage that is split over several devices has "
@@ -35,19 +38,30 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _stepped(like: torch.optim.Optimizer, dimension: int | None) -> Tensor:
-    """A small matrix after some steps, whole or in halves along a dimension."""
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Those of each group that has others."""
+    found = list[dict[str, Any]]()
+    for group in optimizer.param_groups:
+        own = {key: float(v) if isinstance(v, Tensor) else v for key, v in group.items() if key not in ("params", "param_names")}
+        own |= {"capturable": False} if "capturable" in own else {}
+        if own not in found:
+            found.append(own)
+    return found
+
+
+def _stepped(like: torch.optim.Optimizer, options: dict[str, Any], shape: tuple[int, int], dimension: int | None) -> Tensor:
+    """A matrix after some steps, whole or in halves along a dimension."""
     draw = torch.Generator().manual_seed(0)
-    values, *gradients = (torch.randn(ROWS, COLUMNS, generator=draw, dtype=torch.float64) for _ in range(1 + STEPS))
-    parts = [values] if dimension is None else list(values.chunk(2, dimension))
-    parameters = [nn.Parameter(part.clone(memory_format=torch.contiguous_format)) for part in parts]
-    takes = inspect.signature(type(like)).parameters
-    options = {key: value for key, value in like.defaults.items() if key in takes}
-    options |= {key: float(value) for key, value in options.items() if isinstance(value, Tensor)}
-    optimizer: Any = type(like)
-    optimizer = optimizer(parameters, **options | ({"capturable": False} if "capturable" in options else {}))
-    for gradient in gradients:
-        for parameter, part in zip(parameters, [gradient] if dimension is None else gradient.chunk(2, dimension), strict=True):
-            parameter.grad = part.clone(memory_format=torch.contiguous_format)
-        optimizer.step()
-    return torch.cat([p.detach() for p in parameters], dimension or 0)
+    values, *gradients = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(1 + STEPS))
+    takes, of_class = inspect.signature(type(like)).parameters, cast("Any", type(like))
+    defaults = {key: options.get(key, value) for key, value in like.defaults.items() if key in takes}
+    found = list[Tensor]()
+    for number in (0,) if dimension is None else (0, 1):
+        value, *own = (t if dimension is None else t.chunk(2, dimension)[number] for t in (values, *gradients))
+        parameter = nn.Parameter(value.clone(memory_format=torch.contiguous_format))
+        optimizer = of_class([{**options, "params": [parameter]}], **defaults)
+        for gradient in own:
+            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+            optimizer.step()
+        found.append(parameter.detach())
+    return torch.cat(found, dimension or 0)
