@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from hetpipe.documents.cluster import Cluster
 
 STAND_INS = {
-    "torchrun": r'printf "%s\0" "$@" >> "$LINES"; printf "\0" >> "$LINES"',
+    "torchrun": r'printf "%s\0" "$@" "" >> "$LINES"',  # in one piece: several run at once
     "scontrol": 'echo "first of $3"; echo "second of $3"',
     "srun": """
 for word in "$@"; do case $word in --ntasks=*) count=${word#*=};; esac; done
