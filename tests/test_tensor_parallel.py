@@ -173,7 +173,7 @@ def test_what_the_framework_takes() -> None:
 
 def test_a_degree_that_was_not_measured_is_named() -> None:
     three = plan([["n0/0", "n0/1", "n0/2"]])
-    with pytest.raises(InputError, match="no measurement of device type 'a' at tensor-parallel degree 3"):
+    with pytest.raises(InputError, match="no measurement of device type 'a' whose layers are split over 3 devices"):
         simulate(three, profile(), cluster())
 
 
