@@ -179,7 +179,7 @@ class TestProfile:
         profile = make_profile({"a100": [1.0], "t4": [1.0]})
         with pytest.raises(InputError, match="no measurement of device type 'A100'; did you mean 'a100'. known: a100, t4"):
             profile.measurement("A100")
-        with pytest.raises(InputError, match="at tensor-parallel degree 2"):
+        with pytest.raises(InputError, match="whose layers are split over 2 devices"):
             profile.measurement("t4", 2)
 
     @given(profiles())
