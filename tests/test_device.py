@@ -22,7 +22,7 @@ from hetpipe.layers.device import (
     torch_device,
     usable_bytes,
 )
-from tests.support.nets import Block
+from tests.support.blocks import Block
 
 HOST = Measurement(
     device_type="host",

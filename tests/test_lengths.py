@@ -21,7 +21,8 @@ from hetpipe.measuring.profiler import measure_device, profile_model
 from hetpipe.predict.timeline import Timeline
 from hetpipe.training.results.table import train_table
 from hetpipe.training.runlog import WARMUP_STEPS, TrainResult
-from tests.support.nets import LENGTH, batch, build
+from tests.support.blocks import LENGTH
+from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of
 
 SHARES = {4: 0.5, 2: 0.25}  # of shorter samples; the others have LENGTH

@@ -18,8 +18,9 @@ from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.measuring.profiler import measure_device
 from hetpipe.training.session import Session
 from hetpipe.training.trainer import _note_model
+from tests.support.blocks import WIDTH
 from tests.support.modes import frozen_net, keep_modes, linear_net, modes
-from tests.support.nets import WIDTH, batch
+from tests.support.nets import batch
 from tests.support.ranks import cluster_of, run_ranks
 
 ROWS: list[dict[str, Any]] = [{"cuts": [4, 3], "sizes": [3, 2, 2]}]

@@ -28,8 +28,9 @@ from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.runtime.backends import check_backend, processes
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.start import train_everywhere, train_rank
+from tests.support.blocks import WIDTH
 from tests.support.jobs import Folder, train
-from tests.support.nets import WIDTH, batch, build
+from tests.support.nets import batch, build
 from tests.support.pipes import SKIPPED, batch_norm_net, deferred, net_with_a_skip, one_process, skipping_net, wrapped
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.strategies import make_cluster, make_profile

@@ -18,7 +18,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.device import one_thread
 from hetpipe.layers.model import Loss, as_tuple, cross_entropy, mse
 from hetpipe.processes.ranks.launch import start_ranks
-from tests.support.nets import WIDTH, batch, build
+from tests.support.blocks import WIDTH
+from tests.support.nets import batch, build
 from tests.support.ranks import cluster_of, make_plan, run_ranks
 from tests.support.silence import EPOCHS, PLAN, SHARES, Keeping, Points, loop_over, shuffled
 from tests.support.silence_alike import everything

@@ -14,7 +14,8 @@ from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.split import TensorSpec, joint_gradients, tied_layers
 from hetpipe.layers.untouched.boundaries import trace_boundaries
 from hetpipe.layers.untouched.kept import kept
-from tests.support.nets import AddInPlace, Block, batch, build
+from tests.support.blocks import Block
+from tests.support.nets import AddInPlace, batch, build
 
 
 def shapes(layers: nn.Sequential, inputs: Tensor) -> list[list[tuple[int, ...]]]:

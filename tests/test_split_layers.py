@@ -18,17 +18,8 @@ from hetpipe.layers.shards.layout import Cut
 from hetpipe.layers.shards.styles import Style, layout_of, set_styles, styles_of
 from hetpipe.models import gpt, mlp
 from tests.support.ranks import cluster_of, run_ranks
-from tests.support.split_programs import (
-    LANGUAGE,
-    WRONG,
-    accumulated,
-    compared,
-    in_any_plan,
-    in_half,
-    refusals,
-    saved_under,
-    tried,
-)
+from tests.support.split_programs import LANGUAGE, accumulated, compared, in_any_plan, in_half, refusals, saved_under, tried
+from tests.support.wrong_rules import WRONG
 
 # ---- cuts ----
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hetpipe.checkpoints.digests import REMOVE, HashedReader, RunningDigest, Take, Written, damage
 from hetpipe.checkpoints.state_tensors import (
-    Split,
+    Shards,
     StateKeys,
     empty_optimizer_state,
     install,
@@ -88,7 +88,7 @@ def begin(
     not share this store."""
     world = world.patiently()
     store.check_shared(world, "the folder of checkpoints")
-    held, split = model_state(stage) | optimizer_state(stage, optimizer), Split(stage)
+    held, split = model_state(stage) | optimizer_state(stage, optimizer), Shards(stage)
     shapes = split.shapes(held)
     every = world.gather({key: prod(shapes[key]) * tensor.element_size() for key, tensor in held.items()})
     sizes = {key: size for part in every for key, size in part.items()}
@@ -260,7 +260,7 @@ def load(
 
     state = read_whole(found, world, take)
     available = world.together(lambda: tensors_in(found, state.tensors))
-    own, split = model_state(stage), Split(stage)
+    own, split = model_state(stage), Shards(stage)
     wanted = split.room(own)
     faults = model_faults(available, whole if whole is not None else stage, surplus=whole is not None)
     if optimizer is not None:

@@ -50,7 +50,7 @@ def optimizer_state(stage: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return found
 
 
-class Split:
+class Shards:
     """The tensors of a stage's state that are shards here, and whole in files. `state` has those of this rank, by their keys."""
 
     def __init__(self, stage: nn.Module) -> None:
@@ -65,16 +65,13 @@ class Split:
         return self._of.get(name) if self._shapes.get(name) == tuple(shape) else None
 
     def shapes(self, state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-        """Of the whole tensors."""
-        pieces = {key: self.piece(key, tensor.shape) for key, tensor in state.items()}
-        return {
-            key: tuple(tensor.shape) if (piece := pieces[key]) is None else piece.whole_shape(tensor.shape)
-            for key, tensor in state.items()
-        }
+        """Return the shapes of the whole tensors."""
+        pieces = [(key, tuple(tensor.shape), self.piece(key, tensor.shape)) for key, tensor in state.items()]
+        return {key: shape if piece is None else piece.whole_shape(shape) for key, shape, piece in pieces}
 
     def whole(self, state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-        """The whole tensors of those that are `wanted`; those that are put together are on the CPU. Collective over the devices
-        of a split stage, which may want others."""
+        """Return the `wanted` tensors whole; those that are put together are on the CPU. Collective over the devices of a split
+        stage, which may want others."""
         found = dict[str, Tensor]()
         for key in sorted(state):
             piece = self.piece(key, state[key].shape)
@@ -84,7 +81,7 @@ class Split:
         return found
 
     def room(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors, and where one is a shard, an empty one on the CPU for all of it."""
+        """Return what a file is read into: these tensors, and for each shard an empty whole tensor on the CPU."""
         shapes = self.shapes(state)
         return {
             key: tensor if shapes[key] == tuple(tensor.shape) else torch.empty(shapes[key], dtype=tensor.dtype)
@@ -117,7 +114,7 @@ def shares(sizes: Sequence[Mapping[str, int]]) -> list[list[str]]:
 def model_faults(available: Mapping[str, Described], layers: nn.Module, *, surplus: bool) -> list[str]:
     """Where the tensors of these layers are others than those that were saved."""
     faults, own = [], model_state(layers)
-    shapes = Split(layers).shapes(own)
+    shapes = Shards(layers).shapes(own)
     for key, tensor in own.items():
         name, there = repr(key.removeprefix(MODEL)), available.get(key)
         if there is None:
@@ -137,7 +134,7 @@ def optimizer_faults(
 ) -> list[str]:
     """Where what was saved of a parameter is not what this optimizer keeps of it."""
     trained, saved, faults = {p for g in optimizer.param_groups for p in g["params"]}, _saved_state(available), list[str]()
-    split = Split(stage)
+    split = Shards(stage)
     for parameter, names in _names(stage).items():
         there = saved.get(names[0], {})
         if parameter not in trained or not there:
@@ -197,7 +194,7 @@ def empty_optimizer_state(
     stage: nn.Module, optimizer: torch.optim.Optimizer, available: Mapping[str, Described]
 ) -> dict[str, Tensor]:
     """Room for what a checkpoint has, which is whole, of the parameters that this optimizer trains."""
-    groups, split = optimizer.param_groups, Split(stage)
+    groups, split = optimizer.param_groups, Shards(stage)
     trained = {p for group in groups for p in group["params"]}
     counted_there = {p for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
     wanted = {}
@@ -212,7 +209,7 @@ def empty_optimizer_state(
 
 def install(stage: nn.Module, optimizer: torch.optim.Optimizer, loaded: dict[str, Tensor]) -> None:
     """Give the optimizer what was loaded of its parameters."""
-    split = Split(stage)
+    split = Shards(stage)
     for parameter, names in _names(stage).items():
         prefix = f"{OPTIMIZER}{names[0]}."
         values = {key[len(prefix) :]: value for key, value in loaded.items() if key.startswith(prefix)}

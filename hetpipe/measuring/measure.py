@@ -58,7 +58,8 @@ def profile_cluster(
     then they sleep most of the time and measure side by side. Real CPU types measure in turn."""
     sizes = check_sizes(options.microbatch_sizes)
     check_parameters(model, precision)
-    check_degrees(model, cluster, world, options.tensor_parallel)
+    if options.tensor_parallel:
+        check_degrees(model, cluster, world, options.tensor_parallel)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
     precisions = _precisions(precision, cluster, world, who)
     model = replace(model, kinds=kinds_of(model))
@@ -263,6 +264,7 @@ def _run(
         )
 
 
+WHO_ASKS = "profiler.tensor_parallel, or the plan, asks for them"
 Measure = Callable[[Device, Precision | None, Group], Measured]  # by one of the devices of a group
 
 
@@ -279,14 +281,14 @@ def groups_of(cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[in
     missing = [degree for degree in degrees if degree not in {d for _, d in found}]
     if missing:
         raise InputError(
-            f"profiler.tensor_parallel asks for layers split over {missing[0]} devices, but no node of the job has so many of "
-            "one type"
+            f"layers split over {missing[0]} devices are to be measured ({WHO_ASKS}), "
+            "but no node of the job has so many of one type"
         )
     emulated = sorted({kind for kind, _ in found if cluster.device_types[kind].emulate is not None})
     if emulated:
         raise InputError(
-            f"profiler.tensor_parallel asks for split layers on {emulated[0]!r}, which is emulated: how long a shard takes on "
-            "such devices cannot be measured yet. Leave 'emulate' or profiler.tensor_parallel out"
+            f"split layers are to be measured ({WHO_ASKS}) on {emulated[0]!r}, which is "
+            "emulated: how long a shard takes there cannot be measured yet. Leave 'emulate' out, or plan without split stages"
         )
     return found
 
@@ -300,7 +302,7 @@ def check_degrees(model: Model, cluster: Cluster, world: World, degrees: Sequenc
             try:
                 check_split(name, layer, degree, tied)
             except InputError as error:
-                raise InputError(f"profiler.tensor_parallel asks for {degree} devices: {error}") from error
+                raise InputError(f"layers split over {degree} devices are to be measured ({WHO_ASKS}): {error}") from error
 
 
 def measure_degrees(

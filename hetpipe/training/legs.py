@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hetpipe.building.build import build_model
 from hetpipe.checkpoints.resume import RunState
-from hetpipe.checkpoints.state_tensors import Split, empty_optimizer_state, install, model_state, optimizer_state
+from hetpipe.checkpoints.state_tensors import Shards, empty_optimizer_state, install, model_state, optimizer_state
 from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.training_state import FORMAT, TrainerState
 from hetpipe.documents.plan import Plan
@@ -68,7 +68,7 @@ class Carried(NamedTuple):
     def of(cls, run: RunState) -> Carried:
         """Of a leg that is over."""
         stage = run.engine.stage
-        own, split = model_state(stage) | optimizer_state(stage, run.optimizer), Split(stage)
+        own, split = model_state(stage) | optimizer_state(stage, run.optimizer), Shards(stage)
         pieces = {key: piece for key, tensor in own.items() if (piece := split.piece(key, tensor.shape)) is not None}
         return cls(run.engine.steps, {key: tensor.to("cpu", copy=True) for key, tensor in own.items()}, pieces, run.plain())
 
@@ -102,7 +102,7 @@ def hand_over(carried: Carried | None, run: RunState | None, world: World) -> in
     if run is not None:
         stage, there = run.engine.stage, {key: Described(kind.shape, kind.dtype) for key, (_, kind) in found.items()}
         held = model_state(stage)
-        wanted = Split(stage).room(held) | empty_optimizer_state(stage, run.optimizer, there)
+        wanted = Shards(stage).room(held) | empty_optimizer_state(stage, run.optimizer, there)
     takers = world.gather(list(wanted))
     with peers_named():
         for key, (source, kind) in sorted(found.items()):
@@ -111,7 +111,7 @@ def hand_over(carried: Carried | None, run: RunState | None, world: World) -> in
             _pass_on(own, wanted.get(key), kind, kind.ranks or (source,), ranks, world)
     step, plain = next(told for told in world.gather(carried and (carried.step, carried.plain)) if told is not None)
     if run is not None:
-        Split(run.engine.stage).take(held, wanted)
+        Shards(run.engine.stage).take(held, wanted)
         install(run.engine.stage, run.optimizer, wanted)
         run.take_over(TrainerState.parse({"format": FORMAT, "step": step, **plain}, "the leg before"), "the leg before")
     done: int = step

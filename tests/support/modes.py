@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hetpipe.documents.plan import Backend
 from hetpipe.layers.model import Loss, as_tuple, mse
 from hetpipe.processes.world import World
-from tests.support.nets import WIDTH, Block, batch
+from tests.support.blocks import WIDTH, Block
+from tests.support.nets import batch
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine
 

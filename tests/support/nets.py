@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,10 @@ from torch import Tensor, nn
 from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.model import Tensors, as_tuple
 from hetpipe.layers.numbers import turn, type_name
+from tests.support.blocks import LENGTH, WIDTH, WORDS, Block
+from tests.support.splittable import partly_frozen, splittable, tied_splittable
 
-WIDTH, WORDS, LENGTH = 8, 11, 6
 LAYERS = 10
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.linear(self.norm(x)))
 
 
 class InFull(Block):
@@ -157,13 +149,6 @@ def frozen(*layers: int) -> Callable[[], nn.Sequential]:
         return net
 
     return build
-
-
-def _frozen_in(net: nn.Sequential, *names: str) -> nn.Sequential:
-    for name, parameter in net.named_parameters():
-        if any(f"{name}.".startswith(f"{part}.") for part in names):
-            parameter.requires_grad_(False)
-    return net
 
 
 def with_adapters(net: Callable[[], nn.Sequential], **options: Any) -> Callable[[], nn.Sequential]:
@@ -304,76 +289,6 @@ def own_few() -> nn.Sequential:
     return nn.Sequential(Block(), few[0], Block(), few[1], few[2], few[3], *[Block() for _ in range(LAYERS - 6)])
 
 
-class Wide(nn.Module):
-    """Can be split over 2, 3 and 6 devices: column by column, then row by row."""
-
-    base_digest: ClassVar = "the same everywhere"
-    tensor_parallel: ClassVar = {"up": "colwise", "down": "rowwise"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))  # type: ignore[no-any-return]
-
-
-class Fused(nn.Module):
-    """Three matrices in one, as of queries, keys and values; and two linear layers that take the same."""
-
-    base_digest: ClassVar = "the same everywhere"
-    tensor_parallel: ClassVar = {"three": "colwise:3/6", "gate": "colwise", "down": "rowwise"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.three, self.gate = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 36), nn.Linear(WIDTH, 12, bias=False)
-        self.down = nn.Linear(12, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = self.norm(x)
-        a, b, c = self.three(given).unflatten(-1, (3, -1)).unbind(-2)
-        return x + self.down((a * torch.sigmoid(b) + c) * torch.tanh(self.gate(given)))  # type: ignore[no-any-return]
-
-
-class Gathered(nn.Module):
-    """Of one linear layer each device makes a part; another, which nothing splits, takes all of it."""
-
-    base_digest: ClassVar = "the same everywhere"
-    tensor_parallel: ClassVar = {"linear": "colwise_gather_output"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.other = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.other(self.linear(x)))
-
-
-def splittable() -> nn.Sequential:
-    """Layers that can be split, among others."""
-    row = [Wide(), Fused(), Block(), Gathered(), Wide()]
-    return nn.Sequential(*row, Fused(), Wide(), Gathered(), Block(), Wide())
-
-
-def tied_splittable() -> nn.Sequential:
-    """Layer 0 embeds, layer 9 predicts with the same weight, and could be split if it were not shared."""
-    embedding, head = nn.Embedding(WORDS, WIDTH), Head()
-    head.linear.weight = embedding.weight
-    return nn.Sequential(embedding, Wide(), Fused(), Wide(), Fused(), Wide(), Fused(), Wide(), Fused(), head)
-
-
-class Head(nn.Module):
-    tensor_parallel: ClassVar = {"linear": "colwise_gather_output"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.linear(x)
-        return logits
-
-
 NETS: dict[str, Callable[[], nn.Sequential]] = {
     "blocks": blocks,
     "partly in full": partly_in_full,
@@ -405,7 +320,7 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "nf4, rsLoRA": with_adapters(blocks, base="nf4", rank_stabilized=True),
     "few bits of its own": own_few,
     "splittable": splittable,
-    "splittable, partly frozen": lambda: _frozen_in(splittable(), "0", "1.three", "5.norm", "6.up.bias", "6.down"),
+    "splittable, partly frozen": partly_frozen,
     "tied, splittable": tied_splittable,
     "splittable, LoRA": with_adapters(splittable),
     "splittable, DoRA": with_adapters(splittable, use_dora=True),

@@ -18,7 +18,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Loss, mse, split_rows
 from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
-from tests.support.nets import WIDTH, Block, batch, build
+from tests.support.blocks import WIDTH, Block
+from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine, share
 

@@ -26,7 +26,8 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.training.own.loop import check_same_model
-from tests.support.nets import WIDTH, batch, build
+from tests.support.blocks import WIDTH
+from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine, share
 

@@ -27,6 +27,7 @@ from tests.support.jobs import STATE
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
 from tests.support.transparency import open_engine, share
+from tests.support.wrong_rules import WRONG, Ruled
 
 Row = dict[str, Any]
 
@@ -130,85 +131,13 @@ def compared(world: World, cases: dict[str, tuple[str, Row, tuple[Row, ...]]]) -
 # ---- wrong rules ----
 
 
-class _Wide(nn.Module):
-    """What `break_rule` makes something wrong of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.three = nn.LayerNorm(8), nn.Linear(8, 36)
-        self.inner, self.gate, self.down = nn.LayerNorm(2), nn.Linear(8, 12), nn.Linear(12, 8)
-        self.tensor_parallel = {
-            "three": "colwise:3/6",
-            "gate": "colwise",
-            "inner": "replicated_with_grad_allreduce",
-            "down": "rowwise",
-        }
-
-    def forward(self, x: Tensor) -> Tensor:
-        given = self.norm(x)
-        a, b, c = self.three(given).unflatten(-1, (3, -1)).unbind(-2)
-        heads = self.inner((a * torch.sigmoid(b)).unflatten(-1, (-1, 2))).flatten(-2)
-        return x + self.down((heads + c) * torch.tanh(self.gate(given)))  # type: ignore[no-any-return]
-
-
-class _BiasTwice(_Wide):
-    """Adds the bias of the row-wise layer in each device's part."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + 0.5 * self.three.weight.shape[0] / 36
-
-
-class _ByWidth(_Wide):
-    """Scales by how many features this device has."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = super().forward(x) * (self.gate(self.norm(x)).shape[-1] / 12)
-        return found
-
-
-class _Silent(_Wide):
-    """Gives nothing at first, so that nothing behind it has a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.init.zeros_(self.down.weight)
-
-
-class _Faint(_Wide):
-    """What it adds is scaled to almost nothing at first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.full((8,), 1e-6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.scale * (super().forward(x) - x)
-
-
-WRONG: dict[str, tuple[type[_Wide], dict[str, str | None]]] = {
-    "queries, keys and values cut as one": (_Wide, {"three": "colwise"}),
-    "cut in other parts than they are": (_Wide, {"three": "colwise:9"}),
-    "the gradient of an inner norm is not summed": (_Wide, {"inner": None}),
-    "a gradient that is whole is summed": (_Wide, {"norm": "replicated_with_grad_allreduce"}),
-    "outputs are not added up": (_Wide, {"down": None}),
-    "the way back is cut by outputs": (_Wide, {"down": "colwise_gather_output"}),
-    "inputs that are parts are cut again": (_Wide, {"down": "rowwise_split_input"}),
-    "one of two column-wise layers is whole": (_Wide, {"gate": None}),
-    "all of it is gathered and cut by rows": (_Wide, {"gate": "colwise_gather_output"}),
-    "a gradient that is zero at first is not summed": (_Silent, {"inner": None}),
-    "a gradient that is tiny at first is not summed": (_Faint, {"inner": None}),
-    "something is added in each part": (_BiasTwice, {}),
-    "something is scaled by the part": (_ByWidth, {}),
-}
-
-
 def tried(world: World, names: list[str]) -> dict[str, str | None]:
     """What is said of a chain with this wrong rule in its first step; None: nothing."""
     found, plan = dict[str, str | None](), make_plan([{"cuts": [2, 1], "sizes": [3, 2], "widths": [2, 1]}])
     for name in names:
         kind, changes = WRONG[name]
         torch.manual_seed(0)
-        layers = nn.Sequential(_Wide(), kind(), nn.Linear(8, 8)).double()
+        layers = nn.Sequential(Ruled(), kind(), nn.Linear(8, 8)).double()
         rule = {**layers[1].tensor_parallel, **changes}  # type: ignore[dict-item]
         layers[1].tensor_parallel = {module: style for module, style in rule.items() if style is not None}  # type: ignore[assignment]
         inputs, targets = batch("blocks", plan.global_batch, 0)

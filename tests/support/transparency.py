@@ -26,7 +26,8 @@ from hetpipe.runtime.backends import check_backend, seat
 from hetpipe.runtime.base import Engine, Evaluation
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.stages.engine import TorchEngine
-from tests.support.nets import LAYERS, WORDS, batch, build, copied, preference
+from tests.support.blocks import WORDS
+from tests.support.nets import LAYERS, batch, build, copied, preference
 from tests.support.ranks import make_plan
 
 # Of the words of "tied": three of them count for nothing, and the sum of the others is not exact.

@@ -34,7 +34,7 @@ class Cut(NamedTuple):
         return packed.narrow(self.dimension + 1, number * size, size)
 
     def shard(self, tensor: Tensor, number: int, count: int) -> Tensor:
-        """The same piece with the dimensions of the tensor, in memory of its own."""
+        """Return this piece with as many dimensions as the tensor has, in memory of its own."""
         piece = self.piece(tensor, number, count).clone(memory_format=torch.contiguous_format)
         return piece.flatten(self.dimension, self.dimension + 1)
 
@@ -46,8 +46,9 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout(Fixed):
-    """Of the tensors of a layer, by their names in it: how those are `cut` that are; the others are whole on each device. Of a
-    whole parameter each device makes the whole gradient, or, if it is in `partial`, a part, of which the sum is the gradient."""
+    """The tensors of a layer, by their names in it: `cut` says how some are cut, and the others are whole on each device. Each
+    device makes the whole gradient of a whole parameter; if the parameter is in `partial`, it makes a part, and the sum over the
+    devices is the gradient."""
 
     cut: Mapping[str, Cut] = field(default_factory=dict)
     partial: frozenset[str] = frozenset()

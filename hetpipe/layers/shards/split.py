@@ -15,7 +15,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.shards.layout import Cut, Layout
 from hetpipe.layers.shards.linears import CLASSES, GROUP
 from hetpipe.layers.shards.styles import Style, layout_of, styles_of
-from hetpipe.layers.shards.sums import Group
+from hetpipe.layers.shards.sums import ANEW, Group
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled
 from hetpipe.layers.untouched.kept import Fixed
 from hetpipe.layers.untouched.kinds import SPLIT
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
     group: Group
 
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """That of the whole tensor, one of whose shards has this shape."""
+        """Return the shape of the whole tensor, one of whose shards has this shape."""
         return self.cut.whole_shape(shape, self.group.degree)
 
     def joined(self, tensor: Tensor) -> Tensor:
@@ -64,15 +64,12 @@ def refuse_shards(layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
         split = split_of(layer)
         if split is not None:
-            raise InputError(
-                f"layer {name!r} is one of {split.group.degree} shards of itself, as an engine before has split it: build the "
-                "model anew, and load the weights that engine.whole_state_dict() or a checkpoint has"
-            )
+            raise InputError(f"layer {name!r} is one of {split.group.degree} shards of itself, as an engine has split it: {ANEW}")
 
 
 def refuse_use(layers: nn.Sequential, group: Group) -> Callable[[], None]:
-    """From now on the chain as a whole, some of whose layers are shards here, gives no state; and until what is returned is
-    called, it does not run."""
+    """Let the chain as a whole, some of whose layers are shards here, refuse to give its state, and to run. What is returned lets
+    it run again."""
 
     def refuse(*_: object) -> None:
         raise InputError(

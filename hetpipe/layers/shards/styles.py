@@ -12,7 +12,8 @@ transformers' plans (`base_model_tp_plan`):
 
 `colwise:3` stands for three matrices one behind the other, each of which is cut (queries, keys and values of one product), and
 `colwise/8` for outputs that come in eight units which are never parted (attention heads); both together: `colwise:3/8`. One unit,
-`colwise/1`, is not cut: each device has all of it, for the part of the other heads that it has."""
+`colwise/1`, is not cut: each device has all of it, for the part of the other heads that it has.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,6 @@ COLUMN, ROW, GATHER, TAKE, PARTIAL = (
 KINDS = (COLUMN, ROW, GATHER, TAKE, PARTIAL)
 BEHIND = "colwise, of a part"  # of an adapter's B, behind an A whose gradients are parts; nobody writes it
 _STYLE = re.compile(rf"({COLUMN})(?::([1-9]\d*))?(?:/([1-9]\d*))?|({GATHER}|{ROW}|{TAKE}|{PARTIAL})")
-
-
 FEW = 8  # names that a message lists
 ELSE = "Plan a stage with this layer over another number of devices"
 

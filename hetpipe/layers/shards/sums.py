@@ -16,6 +16,8 @@ from hetpipe.files.messages import InputError
 from hetpipe.layers.untouched.kept import Fixed
 from hetpipe.processes.whereabouts import waiting
 
+ANEW = "build the model anew, and load the weights that engine.whole_state_dict() or a checkpoint has"
+
 
 class Group(Fixed):
     """The devices over which a stage is split, as one of them sees it, which has shard `number`. `ranks`: of all, shard by shard;
@@ -47,10 +49,7 @@ class Group(Fixed):
     def _meet(self) -> None:
         """InputError if the others are gone."""
         if self._closed:
-            raise InputError(
-                f"this layer is one of {self.degree} shards of itself, and the engine that had split it is closed: build the "
-                "model anew, and load the weights that engine.whole_state_dict() or a checkpoint has"
-            )
+            raise InputError(f"this layer is one of {self.degree} shards of itself, whose engine is closed: {ANEW}")
 
     def _forget(self, *_: object) -> None:
         """A layer begins, or is over."""
