@@ -172,7 +172,7 @@ def test_an_evaluation_copies_nothing() -> None:
     with torch.no_grad():
         stage(torch.randn(2, 4))
     assert stage.offload is not None
-    assert (stage.offload.host_peak, stage.offload.copies.seconds) == (0, 0.0)
+    assert stage.offload.host_peak == 0
 
 
 def test_too_much_on_an_emulated_device_is_out_of_memory() -> None:

@@ -67,7 +67,7 @@ def test_a_stage_waits_for_others_between_its_actions_and_until_what_it_sent_has
     recorder, seen = Recorder(torch.device("cpu")), list[bool]()
     recorder.note("the sum of losses")
     seen.append(recorder.waits)
-    recorder.begin("1F0")
+    recorder.begin("1F0", "F", 0, 1)
     seen.append(recorder.waits)
     recorder.note("what follows the gradients", waits=False)
     seen.append(recorder.waits)

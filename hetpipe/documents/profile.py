@@ -153,14 +153,17 @@ class Profile(Document):
     def _hosts(self) -> tuple[Measurement, ...]:
         return (*([self.host] if self.host is not None else ()), *(self.hosts or ()))
 
-    def host_at(self, precision: Precision | None) -> Measurement:
-        """The plain speed of the machine that emulates devices at a precision; without one, as the model is built. InputError
-        where it was not measured."""
+    def host_at(self, precision: Precision | None, degree: int = 1) -> Measurement:
+        """Return the plain speed of the machine that emulates devices at a precision (without one, as the model is built), with
+        layers split over so many devices. InputError where it was not measured."""
         alike = (precision, None, "fp32") if precision in (None, "fp32") else (precision,)
-        found = next((m for one in alike for m in self._hosts if m.precision == one), None)
+        own = [m for m in self._hosts if m.tensor_parallel == degree]
+        found = next((m for one in alike for m in own if m.precision == one), None)
         if found is None:
-            known = ", ".join(m.precision or "fp32" for m in self._hosts) or "none"
+            known = ", ".join(m.precision or "fp32" for m in own) or "none"
             at, asked = (f" at {precision}", f" --precision {precision}") if precision else ("", "")
+            if degree > 1:
+                at = f"{at} of layers split over {degree} devices"
             raise InputError(
                 f"the profile of {self.model!r} has no 'host' measurement{at}, which emulated devices need to be paced. "
                 f"Measured: {known}. Measure again with 'hetpipe profile{asked}'"

@@ -37,28 +37,50 @@ def torch_device(device_type: DeviceType | None, local_rank: int) -> torch.devic
 
 
 class Pacer:
-    """Makes an action last a given time: it starts at `start()`, and `finish(seconds)` sleeps for what is left. What an action
-    took beyond its emulated time is its overrun; a run whose overruns exceed 1 % of the step is invalid."""
+    """Makes an action compute as long as on an emulated device: it starts at `start(seconds)`, and `finish()` sleeps for what is
+    left. What it does meanwhile that is not emulated (copies to the host, sums over a link) takes its own time on top. What an
+    action took beyond its emulated time is its overrun; a run whose overruns exceed 1 % of the step is invalid."""
 
-    def __init__(self) -> None:
-        self.overrun_seconds = 0.0
-        self._began = 0.0
+    def __init__(self, slowdown: float = 1.0) -> None:
+        self.slowdown, self.overrun_seconds = slowdown, 0.0
+        self._began = self._seconds = self._real = self._processor = 0.0
 
-    def start(self) -> None:
-        """The action begins now."""
-        self._began = time.perf_counter()
+    def start(self, seconds: float) -> None:
+        """Begin an action that computes for so many seconds on the emulated device."""
+        self._seconds, self._real = seconds, 0.0
+        self._began, self._processor = time.perf_counter(), time.thread_time()
 
     def reach(self, seconds: float) -> None:
-        """What comes now of the action is not before `seconds` after it began."""
-        time.sleep(max(0.0, self._began + seconds - time.perf_counter()))
+        """Wait until the emulated device has computed for so many seconds of this action."""
+        time.sleep(max(0.0, self._left(seconds)))
 
-    def finish(self, seconds: float) -> None:
-        """The action ends `seconds` after it began, or now if that has passed."""
-        left = self._began + seconds - time.perf_counter()
+    def finish(self) -> None:
+        """End the action when its seconds are over, or now if they have passed."""
+        left = self._left(self._seconds)
         if left > 0:
             time.sleep(left)
         else:
             self.overrun_seconds -= left
+
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Let what is done in here take its own time."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._real += time.perf_counter() - began
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Wait for other devices in here, when this one has computed what comes before: `slowdown` times the processor's seconds,
+        and no longer than the whole action."""
+        self.reach(min(self._seconds, self.slowdown * (time.thread_time() - self._processor)))
+        with self.real():
+            yield
+
+    def _left(self, seconds: float) -> float:
+        return self._began + seconds + self._real - time.perf_counter()
 
 
 @dataclass(frozen=True, kw_only=True)

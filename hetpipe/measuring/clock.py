@@ -26,7 +26,10 @@ class Clock:
     device: torch.device
     emulation: Emulation | None = None
     stretch: float | None = None
-    pacer: Pacer = field(default_factory=Pacer)
+    pacer: Pacer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pacer = Pacer(self.emulation.slowdown if self.emulation is not None else 1.0)
 
     def measure(self, action: Callable[[], object], kind: str, layer: int, size: int) -> float:
         """Seconds of the action, which on a card is done several times."""
@@ -43,9 +46,9 @@ class Clock:
         return Stopwatch(self.device).measure(lambda: self._paced(action, seconds))
 
     def _paced(self, action: Callable[[], object], seconds: float) -> None:
-        self.pacer.start()
+        self.pacer.start(seconds)
         action()
-        self.pacer.finish(seconds)
+        self.pacer.finish()
 
 
 def stretch_of(device: torch.device) -> float | None:

@@ -40,7 +40,7 @@ from hetpipe.processes.whereabouts import during
 from hetpipe.processes.world import World
 
 HOST = "host"  # the tables by which emulated devices are paced
-Hosts = dict[Precision | None, Measured]
+Hosts = dict[tuple[Precision | None, int], Measured]  # at each precision and degree
 
 
 def profile_cluster(
@@ -69,7 +69,7 @@ def profile_cluster(
     hosts = Hosts()
     for at in dict.fromkeys(at for kind in emulated for at in precisions[kind]):
         plain = partial(_run, model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True, at)
-        hosts[at] = _alone(world, next(iter(emulated.values())), plain)
+        hosts[at, 1] = _alone(world, next(iter(emulated.values())), plain)
     done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
         results = list[tuple[list[Measured], DeviceOverhead]]()
@@ -87,12 +87,8 @@ def profile_cluster(
             done += own
             overheads.append(overhead)
     if options.tensor_parallel:
-
-        def measure(device: Device, at: Precision | None, group: Group) -> Measured:
-            on = torch_device(cluster.device_types[device.type], device.index)
-            return _run(model, device.type, on, sizes, optimizer, options.repeats, None, world.is_main, at, group)
-
-        done += measure_degrees(cluster, world, options.tensor_parallel, precisions, measure)
+        run = partial(_split_run, model, cluster, hosts, sizes, optimizer, options.repeats, world.is_main)
+        done += _measure_split(cluster, world, options.tensor_parallel, precisions, hosts, run)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
     overheads = with_shared_figures(overheads, cluster, world, wires)
@@ -180,12 +176,12 @@ def _precisions(
     return chosen_precisions(choice, cluster, {kind: found[kind] for kind in who})
 
 
-def _emulation(cluster: Cluster, kind: str, hosts: Hosts, at: Precision | None) -> Emulation | None:
+def _emulation(cluster: Cluster, kind: str, hosts: Hosts, at: Precision | None, degree: int = 1) -> Emulation | None:
     spec = cluster.device_types[kind]
     if spec.emulate is None:
         return None
     slowdown = spec.emulate.slowdown_at(at, kind)
-    return Emulation(slowdown=slowdown, host=hosts[at].measurement, memory_bytes=spec.memory)
+    return Emulation(slowdown=slowdown, host=hosts[at, degree].measurement, memory_bytes=spec.memory)
 
 
 def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
@@ -284,12 +280,6 @@ def groups_of(cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[in
             f"layers split over {missing[0]} devices are to be measured ({WHO_ASKS}), "
             "but no node of the job has so many of one type"
         )
-    emulated = sorted({kind for kind, _ in found if cluster.device_types[kind].emulate is not None})
-    if emulated:
-        raise InputError(
-            f"split layers are to be measured ({WHO_ASKS}) on {emulated[0]!r}, which is "
-            "emulated: how long a shard takes there cannot be measured yet. Leave 'emulate' out, or plan without split stages"
-        )
     return found
 
 
@@ -305,18 +295,57 @@ def check_degrees(model: Model, cluster: Cluster, world: World, degrees: Sequenc
                 raise InputError(f"layers split over {degree} devices are to be measured ({WHO_ASKS}): {error}") from error
 
 
-def measure_degrees(
-    cluster: Cluster, world: World, degrees: Sequence[int], precisions: Mapping[str, Sequence[Precision | None]], measure: Measure
+def _split_run(
+    model: Model,
+    cluster: Cluster,
+    hosts: Hosts,
+    sizes: tuple[int, ...],
+    optimizer: OptimizerFactory,
+    repeats: int,
+    visible: bool,
+    device: Device,
+    at: Precision | None,
+    group: Group,
+    *,
+    host: bool = False,
+) -> Measured:
+    """Measure layers as one of the devices over which they are split; or, for the tables of the `host`, its plain speed."""
+    on = torch_device(cluster.device_types[device.type], device.index)
+    emulation = None if host else _emulation(cluster, device.type, hosts, at, group.degree)
+    return _run(model, HOST if host else device.type, on, sizes, optimizer, repeats, emulation, visible, at, group)
+
+
+def _measure_split(
+    cluster: Cluster,
+    world: World,
+    degrees: Sequence[int],
+    precisions: Mapping[str, Sequence[Precision | None]],
+    hosts: Hosts,
+    run: Callable[..., Measured],
 ) -> list[Measured]:
-    """At each degree, on each type of which a node has so many devices. Collective."""
+    """Measure split layers on each type of which a node has so many devices; first, where such are emulated, the tables of this
+    host's plain speed, which `hosts` gets. Collective."""
+    groups = groups_of(cluster, world.rank_of, degrees)
+    emulated = [key for key in groups if cluster.device_types[key[0]].emulate is not None]
+    every = list(dict.fromkeys(at for kind, _ in emulated for at in precisions[kind]))
+    first = {degree: groups[kind, degree] for kind, degree in reversed(emulated)}
+    for found in measure_degrees(world, [(of, every) for of in first.values()], partial(run, host=True)):
+        hosts[found.measurement.precision, found.measurement.tensor_parallel] = found
+    return measure_degrees(world, [(of, precisions[kind]) for (kind, _), of in groups.items()], run)
+
+
+def measure_degrees(
+    world: World, groups: Sequence[tuple[Sequence[Device], Sequence[Precision | None]]], measure: Measure
+) -> list[Measured]:
+    """Measure split layers on each group of devices, at these precisions. Collective."""
     done = list[Measured]()
-    for (kind, _), devices in groups_of(cluster, world.rank_of, degrees).items():
+    for devices, precisions in groups:
         ranks = [world.rank_of[device.id] for device in devices]
         processes = dist.new_group(ranks, timeout=step_timeout())
         own = list[Measured]()
         if world.rank in ranks:
             number = ranks.index(world.rank)
-            own = [measure(devices[number], at, Group(ranks, number, processes)) for at in precisions[kind]]
+            own = [measure(devices[number], at, Group(ranks, number, processes)) for at in precisions]
         told = [found for rank, found in zip(world.ranks, world.gather(own), strict=True) if rank == ranks[0]]
         done += [measured for part in told for measured in part]
         if world.rank in ranks:

@@ -219,6 +219,8 @@ def measure_device(
         )
     real = emulation is None and not processor_time and group is None  # members of a group do the same, or wait for ever
     clock = Clock(device, emulation, stretch_of(device) if real else 1.0 if processor_time else None)
+    if group is not None and emulation is not None:
+        group.paced = clock.pacer.meeting
     heaviest, factor, steps = 0.0, 1.0, _OptimizerRun(optimizer)
     runs = [_SizeRun(model, device, size, paced=emulation is not None) for size in sizes]
     begin_backward(device)
@@ -331,8 +333,8 @@ def assemble(
     device: torch.device | None = None,
 ) -> Profile:
     """A Profile of measurements, with the model's bytes, counted on `device` (the CPU if none is given). `hosts`: this machine's
-    plain speed, by which it emulates devices, at each precision."""
-    host = next((m for m in hosts if m.precision in (None, "fp32")), None)
+    plain speed, by which it emulates devices, at each precision and degree."""
+    host = next((m for m in hosts if m.precision in (None, "fp32") and m.tensor_parallel == 1), None)
     layers, input_bytes = layer_profiles(model, device or torch.device("cpu"))
     return Profile(
         format="hetpipe.profile/1",

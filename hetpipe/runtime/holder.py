@@ -184,10 +184,10 @@ class Holder:
     def optimize(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the optimizer of this process's parameters take its step, as an action of each of its stages."""
         for recorder in self.recorders:
-            recorder.begin("optimizer")
+            recorder.begin("optimizer", "optimizer", 0, 0)
         optimizer.step()
         for recorder in self.recorders:
-            recorder.finish("optimizer", 0, 0)
+            recorder.finish()
         self.recorders[0].hold_state(optimizer)  # an emulated device has a process of its own
 
     def spans(self) -> list[Span]:

@@ -23,6 +23,7 @@ class Recorder:
     spans: list[tuple[str, int, float, float]] = field(default_factory=list)
     current: str = "between steps"
     waits: bool = False  # whether what is done now is to wait for other ranks
+    _action: tuple[str, int] = ("", 0)  # kind and micro-batch of what is done now
     _has_state: bool = False  # whether the meter has counted what the optimizer keeps
     _pending: list[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     _step: float = 0.0
@@ -38,10 +39,11 @@ class Recorder:
         if self.device.type == "cuda":
             self._origin = self._event()
 
-    def begin(self, action: str) -> None:
-        """An action starts now."""
-        self.current, self.waits = action, False
-        self.pacer.start()
+    def begin(self, action: str, kind: str, index: int, size: int) -> None:
+        """Begin an action, of so many samples of a micro-batch."""
+        self.current, self.waits, self._action = action, False, (kind, index)
+        if self.seconds is not None:
+            self.pacer.start(self.seconds(kind, size))
         self._began = time.perf_counter()
         if self.device.type == "cuda":
             self._first = self._event()
@@ -50,15 +52,15 @@ class Recorder:
         """What is done now, between actions, for messages: this rank waits for others, unless it is said not to."""
         self.current, self.waits, self._began = what, waits, time.perf_counter()
 
-    def finish(self, kind: str, index: int, size: int) -> None:
-        """The action that began last ends now, or when its emulated time is over."""
+    def finish(self) -> None:
+        """End the action that began last: now, or when its emulated time is over."""
         if self.seconds is not None:
-            self.pacer.finish(self.seconds(kind, size))
+            self.pacer.finish()
         if self.device.type == "cuda":
             assert self._first is not None
-            self._pending.append((kind, index, self._first, self._event()))
+            self._pending.append((*self._action, self._first, self._event()))
         else:
-            self.spans.append((kind, index, self._began - self._step, time.perf_counter() - self._step))
+            self.spans.append((*self._action, self._began - self._step, time.perf_counter() - self._step))
 
     def hold_state(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has made a step: an emulated device holds from the first one on what it keeps."""
@@ -113,7 +115,7 @@ class GpipeRecorder(Recorder):
     def begin_backward(self, stage: int, i: int) -> None:
         """A gradient of the stage's output has come; the backward before has ended."""
         self.close()
-        self.begin(f"{stage}B{i}")
+        self.begin(f"{stage}B{i}", "B", i, 0)
         self._open = (i, self._began)
         if self.device.type == "cuda":
             self._first_event = self._first

@@ -330,14 +330,15 @@ def _emulation(cluster: Cluster, profile: Profile, plan: Plan, device_id: str) -
         return None
     kind = cluster.device(device_id).type
     precision = (plan.precision or {}).get(kind)
-    stage, samples = next((s, r.samples) for r in plan.replicas for s in r.stages if s.device == device_id)
+    stage, samples = next((s, r.samples) for r in plan.replicas for s in r.stages if device_id in s.devices)
+    degree = len(stage.devices)
     memory = Costs(profile.at(plan.precision), cluster).stage_memory(
-        kind, *stage.layers, samples=samples, recompute=stage.recompute
+        kind, *stage.layers, samples=samples, recompute=stage.recompute, degree=degree
     )
     largest = max(max(r.microbatch_sizes) for r in plan.replicas if stage in r.stages)
     return Emulation(
         slowdown=spec.emulate.slowdown_at(precision, kind),
-        host=profile.host_at(precision),
+        host=profile.host_at(precision, degree),
         memory_bytes=spec.memory,
         transient_bytes=round(memory.backward_per_sample * largest),
         lengths=profile.lengths or (),

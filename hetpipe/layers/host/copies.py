@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from torch import Tensor
 
 class Copies:
     """Copies of flat tensors [bytes]. On a card they run on two streams of their own, one each way, behind what the card has been
-    given so far, and whoever uses what they bring waits for their event; elsewhere they are done, and the event is None.
-    `seconds`: what copies that were done at once have taken."""
+    given so far, and whoever uses what they bring waits for their event; elsewhere they are done, in `paced()`, and the event is
+    None."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
+    def __init__(self, device: torch.device, paced: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self.device, self.paced = device, paced
         self._streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else []
 
     def out(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event | None]:
@@ -53,7 +53,5 @@ class Copies:
         return event
 
     def _at_once(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        began = time.perf_counter()
-        found = [t.clone() for t in tensors]
-        self.seconds += time.perf_counter() - began
-        return found
+        with self.paced():
+            return [t.clone() for t in tensors]

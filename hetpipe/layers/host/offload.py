@@ -9,8 +9,8 @@ buffers, copies of parameters that autocast keeps, what has entered the stage, i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -31,10 +31,15 @@ class DeviceMeter(Protocol):
 class Offload:
     """Of one stage on one device. `begin` before the forward of a micro-batch, in it `layer()` around each layer, and around the
     loss; `end` when its backward is over. `host_bytes` are now on the host, `host_peak` were at most; `meter` counts those on the
-    device."""
+    device; copies that are done at once are done in `paced()`."""
 
-    def __init__(self, device: torch.device, meter: DeviceMeter | None = None) -> None:
-        self.copies, self.meter = Copies(device), meter
+    def __init__(
+        self,
+        device: torch.device,
+        meter: DeviceMeter | None = None,
+        paced: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.copies, self.meter = Copies(device, paced), meter
         self.host_bytes = self.host_peak = 0
         self._forward = _Microbatch(self)  # the one that ran forward last
         self._leaving: _Layer | None = None  # the layer that ran last: what it saved is on the device, too

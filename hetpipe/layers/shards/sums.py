@@ -5,7 +5,8 @@ All devices of a group run the same layers on the same samples in one order, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ ANEW = "build the model anew, and load the weights that engine.whole_state_dict(
 
 class Group(Fixed):
     """The devices over which a stage is split, as one of them sees it, which has shard `number`. `ranks`: of all, shard by shard;
-    `processes` is their process group."""
+    `processes` is their process group. Messages go in `paced()`, which an emulated device enters when it has computed so far."""
 
     def __init__(self, ranks: Sequence[int], number: int, processes: dist.ProcessGroup | None) -> None:
         self.ranks, self.number, self.degree, self.processes = tuple(ranks), number, len(ranks), processes
@@ -29,6 +30,7 @@ class Group(Fixed):
         self._copied: tuple[Tensor, int, bool, Tensor] | None = None
         self._closed = False
         self.forgetting = self._forget  # a hook of layers, the same object for all
+        self.paced: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __deepcopy__(self, _: object) -> Group:
         return self
@@ -46,10 +48,13 @@ class Group(Fixed):
         """The engine is closed: the layers cannot run any more."""
         self._closed = True
 
-    def _meet(self) -> None:
-        """InputError if the others are gone."""
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Exchange messages in here. InputError if the others are gone."""
         if self._closed:
             raise InputError(f"this layer is one of {self.degree} shards of itself, whose engine is closed: {ANEW}")
+        with self.paced(), waiting():
+            yield
 
     def _forget(self, *_: object) -> None:
         """A layer begins, or is over."""
@@ -72,9 +77,8 @@ class Group(Fixed):
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over the group, in memory of its own."""
-        self._meet()
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with waiting():
+        with self._meeting():
             dist.all_reduce(total, group=self.processes)
         return total
 
@@ -86,10 +90,9 @@ class Group(Fixed):
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """This tensor of each device, in the order of their shards."""
-        self._meet()
         own = tensor.detach().contiguous()
         found = [torch.empty_like(own) for _ in range(self.degree)]
-        with waiting():
+        with self._meeting():
             dist.all_gather(found, own, group=self.processes)
         return [found[place] for place in self._places]
 

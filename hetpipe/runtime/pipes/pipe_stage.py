@@ -63,7 +63,7 @@ class PipeStage(nn.Module):
         assert call is not None
         self.met += 1
         recorder = self.recorder
-        recorder.begin(f"{self.index}F{i}")
+        recorder.begin(f"{self.index}F{i}", "F", i, batch_size(call.inputs[i]))
         tensors = list(as_tuple(call.inputs[i])) if self.index == 0 else self._arrived(as_tuple(given), call, i)
         register_hooks = torch.is_grad_enabled()
         if register_hooks:
@@ -73,7 +73,7 @@ class PipeStage(nn.Module):
             result = call.consume(output, i).reshape(1) if self.last else output
         if register_hooks:
             _hook(as_tuple(result), lambda _: recorder.begin_backward(self.index, i), "any")
-        recorder.finish("F", i, batch_size(call.inputs[i]))
+        recorder.finish()
         return result if self.last else self._leaving(as_tuple(output), call, i)
 
     def _leaving(self, tensors: Sequence[Tensor], call: PipeCall, i: int) -> Tensors:

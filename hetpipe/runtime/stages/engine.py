@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hetpipe.documents.number_types import NumberTypes
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
-from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
+from hetpipe.layers.device import Emulation, MemoryMeter, Pacer, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
 from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
@@ -71,11 +71,6 @@ class TorchEngine(PlanEngine):
         self._stage_plan = self._replica_plan.stages[self.index]
         lo, hi = self._stage_plan.layers
         stale.check_fresh(model.layers, lo, hi, world)
-        if emulation is not None and len(plan.device_ids) > sum(len(replica.stages) for replica in plan.replicas):
-            raise InputError(
-                "the plan splits a stage over several devices (tensor parallelism), and devices are emulated: how long a shard "
-                "takes on them is not known yet. Run it on plain devices (leave 'emulate' out of the cluster file)"
-            )
         self._check_split()
         self.group = self._own_group(groups)
         recompute = self._stage_plan.recompute
@@ -86,16 +81,14 @@ class TorchEngine(PlanEngine):
         if device.type == "cuda":
             self._lanes.warm_up(before.peers, after.peers, device)
         self.sync = self._gradient_sync(groups)
-        self.recorder = Recorder(device, meter=self._meter(emulation))
+        pacer = Pacer(emulation.slowdown) if emulation is not None else Pacer()
+        self.recorder = Recorder(device, pacer=pacer, meter=self._meter(emulation))
         self.recorders = [self.recorder]
         self._rooms = self._empty_of_all(self.recorder.meter)
         if self._stage_plan.offload:
-            self.stage.offload = Offload(device, self.recorder.meter)
+            self.stage.offload = Offload(device, self.recorder.meter, self.recorder.pacer.real)
         if emulation is not None:
-            self.recorder.seconds = lambda kind, size: (
-                self._copied() + emulation.seconds(kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self.numbers)
-            )
-            self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
+            self._pace(emulation)
         self._runs: dict[tuple[tuple[int, ...], int | None], StageRun] = {}
         # What the last step was, in training or not: its sizes and the shapes of its samples, and what crossed the boundaries.
         self._crossed: dict[bool, tuple[tuple[tuple[int, ...], RowShapes], _Crossing]] = {}
@@ -151,25 +144,23 @@ class TorchEngine(PlanEngine):
         own = local_groups(self.stage, lo, hi, segments, self.plan, ties, tied_names, self._sharing())
         return GradientSync(own, groups.owners, self.world.rank)
 
+    def _pace(self, emulation: Emulation) -> None:
+        """Let actions last as long as on the emulated device."""
+        lo, hi = self._stage_plan.layers
+        self.recorder.seconds = lambda kind, size: emulation.seconds(
+            kind, lo, hi, size, recompute=self._stage_plan.recompute, numbers=self.numbers
+        )
+        self.sync.ready = lambda parameters: self._as_late(emulation, parameters)
+        if self.group is not None:
+            self.group.paced = self.recorder.pacer.meeting
+
     def _as_late(self, emulation: Emulation, parameters: Sequence[nn.Parameter]) -> None:
         """An emulated device has made these gradients no sooner than its slower backward would."""
         lo, hi = self._stage_plan.layers
         at = min(i for i, layer in enumerate(self.stage) if not set(parameters).isdisjoint(layer.parameters()))
         recompute, numbers = self._stage_plan.recompute, self.numbers
         seconds = emulation.seconds("B", lo + at, hi, self._last_size, recompute=recompute, numbers=numbers)
-        self.recorder.pacer.reach(seconds + self._copying)
-
-    @property
-    def _copying(self) -> float:
-        """Seconds of this action's copies to or from the host, which are real: an emulated device does not slow them down."""
-        return self.stage.offload.copies.seconds if self.stage.offload is not None else 0.0
-
-    def _copied(self) -> float:
-        """Those, when the action is over."""
-        seconds = self._copying
-        if self.stage.offload is not None:
-            self.stage.offload.copies.seconds = 0.0
-        return seconds
+        self.recorder.pacer.reach(seconds)
 
     def _meter(self, emulation: Emulation | None) -> MemoryMeter | None:
         if emulation is None:

@@ -161,7 +161,7 @@ class StageRun:
             while len(self._unsent) >= FORWARD_ONLY:
                 self._unsent.popleft()
         meter = recorder.meter if self.trains else None
-        recorder.begin(str(action))
+        recorder.begin(str(action), "F", i, self.sizes[i])
         with meter.hooks() if meter is not None else nullcontext():
             output = self.module(*given)
             ends = as_tuple(output)
@@ -178,7 +178,7 @@ class StageRun:
                 on_output(output, i)
         else:
             self._check(ends, action)
-        recorder.finish("F", i, self.sizes[i])
+        recorder.finish()
         if self._outputs is not None:
             self._leaving["F"].append([t.detach() for t in ends])
         if self.has_backward:
@@ -206,7 +206,7 @@ class StageRun:
             recorder.note(f"the wait for the gradient of {action}")
             gradients = self._gradients.take()
             self._outputs.settle(i + 1)
-        recorder.begin(str(action))
+        recorder.begin(str(action), "B", i, self.sizes[i])
         ends = flight.ends
         if not self.is_last:  # what nothing later uses takes no part in backward
             ends = tuple(t for t, spec in zip(ends, self.ends[i][1], strict=True) if spec.requires_grad)
@@ -224,7 +224,7 @@ class StageRun:
             if spec.requires_grad and self._returned is not None
         ]
         del flight, ends, pairs
-        recorder.finish("B", i, self.sizes[i])
+        recorder.finish()
         if self._gradients is not None:
             self._gradients.release()
         if self._inputs is not None:
