@@ -10,7 +10,7 @@ from torch import nn
 from hetpipe.layers.shards.styles import COLUMN, GATHER, KINDS
 
 _OTHER_NAMES = {"colwise_rep": GATHER}  # in earlier releases
-PLAN, HEAD = "base_model_tp_plan", "head_dim"
+PLAN, HEAD, QUERIES = "base_model_tp_plan", "head_dim", "num_attention_heads"
 
 
 def styles(config: Any, layers: str, layer: nn.Module, called: str) -> dict[str, str]:
@@ -27,13 +27,16 @@ def styles(config: Any, layers: str, layer: nn.Module, called: str) -> dict[str,
                 continue
             if style not in KINDS or (style.startswith((COLUMN, "rowwise")) and type(module) is not nn.Linear):
                 strange.add(name.partition(".")[0])
-            found[name] = _with_heads(style, layer, name, module)
+            found[name] = _with_heads(style, config.get_text_config(), layer, name, module)
     return {f"{called}.{name}": style for name, style in found.items() if name.partition(".")[0] not in strange}
 
 
-def _with_heads(style: str, layer: nn.Module, name: str, module: nn.Module) -> str:
-    """With how many heads it makes, which are not parted."""
+def _with_heads(style: str, config: Any, layer: nn.Module, name: str, module: nn.Module) -> str:
+    """With how many heads it makes, which are not parted; and, if they are fewer than those of queries, how many of these share
+    one."""
     size = getattr(layer.get_submodule(name.rpartition(".")[0]), HEAD, None)
     if style != COLUMN or not isinstance(size, int) or not isinstance(module, nn.Linear) or module.out_features % size:
         return style
-    return f"{style}/{module.out_features // size}"
+    heads, queries = module.out_features // size, getattr(config, QUERIES, 0)
+    shared = heads < queries and queries % heads == 0
+    return f"{style}/{heads}{f'x{queries // heads}' if shared else ''}"
