@@ -6,6 +6,7 @@ FASOP (Hwang et al., HPDC '24; github.com/AvatarHwang/FASOP) searched plans of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,9 +124,9 @@ def test_hetpipes_plan_is_no_slower_than_fasops_in_the_simulator(model: Publishe
 # ---- the two models at toy width, their stages split over both devices of a node ----
 
 GPT_CHAIN = {"layers": 4, "width": 64, "heads": GPT2_XL.options.attention_heads, "context": 8, "vocabulary": 32}
-T5_CHAIN = {"d_model": 64, "d_kv": 4, "d_ff": 128, "num_heads": T5.options.attention_heads, "vocab_size": 32}
+T5_CHAIN: dict[str, Any] = {"d_model": 64, "d_kv": 4, "d_ff": 128, "num_heads": T5.options.attention_heads, "vocab_size": 32}
 T5_CHAIN |= {"num_layers": 2, "num_decoder_layers": 2, "dropout_rate": 0.0}
-TOY = {
+TOY: dict[str, tuple[dict[str, Any], Published, Callable[..., list[float]]]] = {
     "gpt": (GPT_CHAIN, GPT2_XL, lambda first, block, last: [first, *[block / 3, block * 2 / 3] * 4, last]),  # attention, MLP
     "t5": (T5_CHAIN, T5, lambda first, encoder, bridge, decoder: [first, *[encoder] * 2, bridge, *[decoder] * 3]),
 }
