@@ -155,6 +155,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma, LoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
     "phi3, LoRA, sdpa": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "attention": "sdpa"},
     "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0},
+    "opt, LoRA, over four": {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0, "r": 2},
+    "biogpt": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "gemma, LoRA, over four": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
     "qwen2, over four": {"num_key_value_heads": 2, "num_attention_heads": 8},
     "qwen2, LoRA, over four, sdpa": {"num_key_value_heads": 2, "r": 2, "attention": "sdpa"},
@@ -167,7 +170,7 @@ SIX = LANGUAGE | {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_he
 
 
 def language(kind: str) -> tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]:
-    options = LANGUAGE | {"intermediate_size": 24} | KINDS[kind]
+    options = LANGUAGE | ({} if "ffn_dim" in KINDS[kind] else {"intermediate_size": 24}) | KINDS[kind]
     return kind.partition(",")[0], options, (ALL,) if "over four" in kind else (SPLIT_FIRST, BESIDE)
 
 

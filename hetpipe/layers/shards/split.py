@@ -31,7 +31,7 @@ class Split(Fixed):
 
 
 GROUPS = "num_key_value_groups"  # of transformers' attention: how many heads of queries share one of keys
-COUNT, LIBRARY = "n_heads", "transformers"  # of its T5's attention: how many heads there are
+COUNTS, LIBRARY = ("n_heads", "num_heads"), "transformers"  # of its T5's attention, and OPT's: how many heads there are
 WHOLE_COUNTS = "_hetpipe_counts"  # what these are in the whole layer
 
 
@@ -137,20 +137,20 @@ def _dress(layer: nn.Module, split: Split) -> None:
         held = layer.get_submodule(module)
         dress(held, style, split.group)
         if style.units is not None:
-            count, parts = (GROUPS, degree // style.units) if style.is_shared(degree) else (COUNT, degree)
-            for parent in _that_count(layer, module, count):
+            counts, parts = ((GROUPS,), degree // style.units) if style.is_shared(degree) else (COUNTS, degree)
+            for parent, count in _that_count(layer, module, counts):
                 whole = vars(parent).setdefault(WHOLE_COUNTS, {}).setdefault(count, getattr(parent, count))
                 setattr(parent, count, whole // parts)
         if not style.is_whole(degree) and isinstance(held, nn.Linear):
             held.out_features, held.in_features = held.weight.shape
 
 
-def _that_count(layer: nn.Module, module: str, count: str) -> list[nn.Module]:
-    """The module around this one that has this count of heads; of all heads one of transformers, since others may count whole
-    ones."""
+def _that_count(layer: nn.Module, module: str, counts: Sequence[str]) -> list[tuple[nn.Module, str]]:
+    """The module around this one that has one of these counts of heads, and the count; of all heads only modules of transformers,
+    since others may count whole ones."""
     paths = [".".join(module.split(".")[:at]) for at in range(module.count("."), -1, -1)]
-    parents = [found for path in paths if hasattr(found := layer.get_submodule(path), count)][:1]
-    return [found for found in parents if count == GROUPS or type(found).__module__.partition(".")[0] == LIBRARY]
+    found = [(held, count) for path in paths for count in counts if hasattr(held := layer.get_submodule(path), count)][:1]
+    return [(held, count) for held, count in found if count == GROUPS or type(held).__module__.partition(".")[0] == LIBRARY]
 
 
 def _undress(layer: nn.Module, split: Split) -> None:
