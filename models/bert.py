@@ -44,6 +44,13 @@ class Layer(HFLayer):
     def __init__(self, model: BertForSequenceClassification, index: int) -> None:
         super().__init__()
         self.layer, self.config = model.bert.encoder.layer[index], model.config
+        heads = f"colwise/{model.config.num_attention_heads}"
+        self.tensor_parallel = {
+            **{f"layer.attention.self.{name}": heads for name in ("query", "key", "value")},
+            "layer.attention.output.dense": "rowwise",
+            "layer.intermediate.dense": "colwise",
+            "layer.output.dense": "rowwise",
+        }
 
     def forward(self, given: Tensors) -> Tensors:
         features, *rest = as_tuple(given)

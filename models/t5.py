@@ -3,14 +3,14 @@
 Encoder and decoder are one chain. What travels through the encoder is (features, bias, source mask, target tokens), through the
 decoder (features, bias, encoder output, source mask), and a target mask at the end where one is given. The bias [1, heads, q, k]
 is the relative position bias: the first block of each stack computes it for all others, so its gradient is summed as
-transformers does.
+transformers does. It has all heads; a block that is split over devices takes its own out of it.
 Shapes: b samples, s source tokens, t target tokens, w features, v vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from hetpipe.layers.model import Tensors, as_tuple
 
 from transformers import T5Config, T5ForConditionalGeneration  # isort: skip
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask  # isort: skip
+from transformers.models.t5.modeling_t5 import T5Attention, T5Stack  # isort: skip
 
 SIZES: dict[str, dict[str, int]] = {
     "t5-small": {},  # T5Config's own defaults
@@ -43,23 +44,39 @@ class Embedding(HFLayer):
         return hand_on(features, as_mask(mask), target, as_mask(rest[0] if rest else None))
 
 
-class EncoderBlock(HFLayer):
-    """One encoder block. The first makes the bias; the last hands none on."""
+class _Block(HFLayer):
+    """One block of a stack. The first makes the bias."""
 
-    def __init__(self, model: T5ForConditionalGeneration, index: int) -> None:
+    def __init__(self, stack: T5Stack, index: int) -> None:
         super().__init__()
-        self.block, self.config = model.encoder.block[index], model.encoder.config
-        self.is_first, self.is_last = index == 0, index == len(model.encoder.block) - 1
+        self.block, self.config, self.own_heads = stack.block[index], stack.config, nn.Identity()
+        self.is_first, self.is_last = index == 0, index == len(stack.block) - 1
+        named = ((name, name.rpartition(".")[2]) for name, module in self.named_modules() if isinstance(module, nn.Linear))
+        heads = f"colwise/{stack.config.num_heads}"
+        styles = {"q": heads, "k": heads, "v": heads, "o": "rowwise", "wo": "rowwise"}  # others: the first of the feed-forward
+        self.tensor_parallel = {"own_heads": "split_heads"} | {name: styles.get(last, "colwise") for name, last in named}
+
+    def bias(self, features: Tensor, rest: list[Tensor]) -> Tensor:
+        """[1, heads, q, k]: made here, or the first of the rest, which is taken."""
+        if not self.is_first:
+            return rest.pop(0)
+        length, attention = features.shape[1], cast(T5Attention, self.block.get_submodule("layer.0.SelfAttention"))
+        made: Tensor = attention.compute_bias(length, length, device=features.device)
+        return made
+
+
+class EncoderBlock(_Block):
+    """One encoder block. The last hands no bias on."""
 
     def forward(self, given: Tensors) -> Tensors:
         features, *rest = as_tuple(given)
-        bias = None if self.is_first else rest.pop(0)
+        bias = self.bias(features, rest)
         full, mask = expand(
             rest.pop(0),
             "encoder",
             lambda m: create_bidirectional_mask(config=self.config, inputs_embeds=features, attention_mask=m),
         )
-        features, bias, _ = self.block(features, full, bias)
+        features, *_ = self.block(features, full, self.own_heads(bias))
         return hand_on(features, None if self.is_last else bias, mask, *rest)
 
 
@@ -77,17 +94,12 @@ class Bridge(HFLayer):
         return hand_on(self.decoder_dropout(self.embed_tokens(target)), encoded, mask, *rest)
 
 
-class DecoderBlock(HFLayer):
-    """One decoder block. The first makes the bias; the last hands on its features only."""
-
-    def __init__(self, model: T5ForConditionalGeneration, index: int) -> None:
-        super().__init__()
-        self.block, self.config = model.decoder.block[index], model.decoder.config
-        self.is_first, self.is_last = index == 0, index == len(model.decoder.block) - 1
+class DecoderBlock(_Block):
+    """One decoder block. The last hands on its features only."""
 
     def forward(self, given: Tensors) -> Tensors:
         features, *rest = as_tuple(given)
-        bias = None if self.is_first else rest.pop(0)
+        bias = self.bias(features, rest)
         encoded, mask, *last = rest
         across, mask_on = expand(mask, "decoder", lambda m: self._across(features, encoded, m))
         full, last_on = expand(
@@ -95,7 +107,7 @@ class DecoderBlock(HFLayer):
             "causal",
             lambda m: create_causal_mask(config=self.config, inputs_embeds=features, attention_mask=m, past_key_values=None),
         )
-        features, bias, _ = self.block(features, full, bias, encoded, across)
+        features, *_ = self.block(features, full, self.own_heads(bias), encoded, across)
         return features if self.is_last else hand_on(features, bias, encoded, mask_on, last_on)
 
     def _across(self, features: Tensor, encoded: Tensor, mask: Tensor | None) -> Any:
@@ -134,9 +146,9 @@ def build(size: str | None = None, *, weights: str | None = None, attention: str
     model = empty_model(T5ForConditionalGeneration, settings, folder)
     children: OrderedDict[str, HFLayer] = OrderedDict(embed=Embedding(model))
     for index in range(settings.num_layers):
-        children[f"encoder{index}"] = EncoderBlock(model, index)
+        children[f"encoder{index}"] = EncoderBlock(model.encoder, index)
     children["bridge"] = Bridge(model)
     for index in range(settings.num_decoder_layers):
-        children[f"decoder{index}"] = DecoderBlock(model, index)
+        children[f"decoder{index}"] = DecoderBlock(model.decoder, index)
     children["head"] = Head(model)
     return Origin(model, folder).assemble(children)

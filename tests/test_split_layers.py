@@ -15,10 +15,22 @@ from torch import nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.shards.layout import Cut
+from hetpipe.layers.shards.split import check_split
 from hetpipe.layers.shards.styles import Style, layout_of, set_styles, styles_of
 from hetpipe.models import gpt, mlp
 from tests.support.ranks import cluster_of, run_ranks
-from tests.support.split_programs import LANGUAGE, accumulated, compared, in_any_plan, in_half, refusals, saved_under, tried
+from tests.support.split_programs import (
+    LANGUAGE,
+    accumulated,
+    compared,
+    in_any_plan,
+    in_half,
+    language_model,
+    refusals,
+    saved_under,
+    tried,
+    tried_in,
+)
 from tests.support.wrong_rules import WRONG
 
 # ---- cuts ----
@@ -51,12 +63,12 @@ def test_packed_matrices_are_each_cut() -> None:
 # ---- rules ----
 
 
-@pytest.mark.parametrize("text", ["colwise", "colwise:3", "colwise/8", "colwise:3/8", "rowwise", "colwise_gather_output"])
+@pytest.mark.parametrize("text", ["colwise", "colwise:3", "colwise/8", "colwise:3/8", "colwise/2x4", "rowwise", "split_heads"])
 def test_styles_are_read_as_they_are_written(text: str) -> None:
     assert str(Style.parse(text, "here")) == text
 
 
-@pytest.mark.parametrize("text", ["", "col", "rowwise:3", "colwise:0", "colwise/", "colwise 3", 3, None])
+@pytest.mark.parametrize("text", ["", "col", "rowwise:3", "colwise:0", "colwise/", "colwise x2", "colwisex2", 3, None])
 def test_what_is_no_style_is_refused(text: Any) -> None:
     with pytest.raises(InputError, match=r"^here: .* is no style of tensor parallelism; there are colwise, rowwise, "):
         Style.parse(text, "here")
@@ -90,13 +102,41 @@ def test_a_job_says_how_layers_are_split() -> None:
 
 SPLIT_FIRST: dict[str, Any] = {"cuts": [2, 2], "sizes": [3, 2], "widths": [2, 1]}
 SPLIT_LAST: dict[str, Any] = {"cuts": [1, 3], "sizes": [2, 2], "widths": [1, 2]}
-ALL = {"cuts": [4], "sizes": [3, 2], "widths": [4]}
+ALL, BESIDE = {"cuts": [4], "sizes": [3, 2], "widths": [4]}, {"cuts": [4], "sizes": [3]}
 GPT = {"layers": 1, "width": 16, "heads": 4, "context": 8, "vocabulary": 32}
+BERT: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "vocab_size": 32,
+}
+BERT |= {"max_position_embeddings": 8, "num_labels": 5, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+T5: dict[str, Any] = {
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 32,
+}
+T5 |= {"dropout_rate": 0.0}
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "attention": "sdpa"}
+T5_FIRST, T5_LAST = ({"cuts": [3, 4], "sizes": [3, 2], "widths": widths} for widths in ([2, 1], [1, 2]))
+T5_BESIDE, T5_ALL = {"cuts": [7], "sizes": [3]}, {"cuts": [7], "sizes": [3, 2], "widths": [4]}
 ZOO = {
-    "gpt": ("gpt", GPT, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})),
+    "gpt": ("gpt", GPT, (SPLIT_FIRST, BESIDE)),
     "gpt, last": ("gpt", GPT, (SPLIT_LAST,)),
     "gpt, over four": ("gpt", GPT, (ALL,)),
-    "mlp": ("mlp", {"layers": 2, "width": 16}, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})),
+    "mlp": ("mlp", {"layers": 2, "width": 16}, (SPLIT_FIRST, BESIDE)),
+    "bert": ("bert", BERT, (SPLIT_FIRST, BESIDE)),
+    "bert, over four, sdpa": ("bert", {**BERT, "attention": "sdpa"}, (ALL,)),
+    "bert, LoRA": ("bert", {**BERT, "r": 2}, (SPLIT_LAST, BESIDE)),
+    "t5": ("t5", T5, (T5_FIRST, T5_BESIDE)),
+    "t5, last, gated": ("t5", {**T5, **GATED}, (T5_LAST, T5_BESIDE)),
+    "t5, over four": ("t5", T5, (T5_ALL,)),
+    "t5, LoRA": ("t5", {**T5, "r": 2}, (T5_FIRST, T5_BESIDE)),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -115,16 +155,27 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma, LoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
     "phi3, LoRA, sdpa": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "attention": "sdpa"},
     "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0},
+    "opt, LoRA, over four": {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0, "r": 2},
+    "biogpt": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "gemma, LoRA, over four": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
+    "qwen2, over four": {"num_key_value_heads": 2, "num_attention_heads": 8},
+    "qwen2, LoRA, over four, sdpa": {"num_key_value_heads": 2, "r": 2, "attention": "sdpa"},
+    "qwen3, over four": {"num_key_value_heads": 2, "head_dim": 4},
 }
-NORMS_IN_FLOAT32 = ("gemma", "gemma2", "cohere")  # whatever their parameters are: sums in another order are seen in that
+# Whatever their parameters are: sums in another order, or of the parts of a shared head, are seen in that.
+NORMS_IN_FLOAT32 = ("gemma", "gemma2", "cohere", "qwen3, over four")
+
+SIX = LANGUAGE | {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 24}
 
 
 def language(kind: str) -> tuple[str, dict[str, Any], tuple[dict[str, Any], ...]]:
-    options = LANGUAGE | {"intermediate_size": 24} | KINDS[kind]
-    return kind.partition(",")[0], options, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})
+    options = LANGUAGE | ({} if "ffn_dim" in KINDS[kind] else {"intermediate_size": 24}) | KINDS[kind]
+    return kind.partition(",")[0], options, (ALL,) if "over four" in kind else (SPLIT_FIRST, BESIDE)
 
 
-FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA")  # of the others `make test-all` makes sure
+# Of the others `make test-all` makes sure.
+FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA", "qwen2, LoRA, over four, sdpa")
 
 
 @functools.cache
@@ -142,6 +193,23 @@ def test_one_step_is_that_of_one_device(name: str) -> None:
     assert max(apart for apart, _, _ in found) < most
     assert max(abs(off) for _, off, _ in found) < most
     assert sum(shards > 0 for _, _, shards in found) >= 2, "nothing was split"
+
+
+WIDTHS = {
+    "bert": (BERT, 1, 3, "'layer0' cannot be split over 3 devices: 'layer.attention.self.query' has 4 units (heads) that"),
+    "t5": (T5, 5, 8, "'decoder1' cannot be split over 8 devices: 'block.layer.0.SelfAttention.q' has 4 units (heads) that"),
+    "qwen2": (SIX, 1, 3, "'layer.self_attn.k_proj' has 2 units (heads) that are not parted, and 3 heads share each. Plan"),
+    "gemma": (SIX | {"num_key_value_heads": 1, "head_dim": 4}, 1, 4, "'layer.self_attn.q_proj' has 6 units (heads) that are"),
+}
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_a_width_that_does_not_divide_heads_is_refused(kind: str) -> None:
+    options, layer, degree, message = WIDTHS[kind]
+    name, module = [*language_model(kind, options).named_children()][layer]
+    with pytest.raises(InputError) as refused:
+        check_split(name, module, degree)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 12), *(pytest.param(s, 50, marks=pytest.mark.thorough) for s in range(2, 6))])
@@ -163,6 +231,31 @@ def test_a_wrong_rule_is_refused_in_the_first_step(name: str) -> None:
     for told in (rank[name] for rank in wrong()):
         assert told is not None, "it trains"
         assert "layer '1'" in told
+
+
+QUERY, OUTPUT = "layer.attention.self.query", "layer.attention.output.dense"
+WRONG_IN = {
+    "bert, queries and outputs exchanged": ("bert", BERT, SPLIT_FIRST, 1, {QUERY: "rowwise", OUTPUT: "colwise/4"}),
+    "bert, whole keys": ("bert", BERT, SPLIT_FIRST, 1, {"layer.attention.self.key": None}),
+    "bert, outputs that are not added up": ("bert", BERT, SPLIT_FIRST, 1, {"layer.output.dense": None}),
+    "bert, keys that nobody shares": ("bert", BERT, SPLIT_FIRST, 1, {"layer.attention.self.key": "colwise/1x4"}),
+    "t5, the bias of other heads": ("t5", T5, T5_FIRST, 2, {"own_heads": None}),
+    "t5, whole values": ("t5", T5, T5_FIRST, 2, {"block.layer.0.SelfAttention.v": None}),
+    "t5, an activation of a sum": ("t5", T5, T5_LAST, 5, {"block.layer.2.DenseReluDense.wi": "rowwise_split_input"}),
+}
+
+
+@functools.cache
+def wrong_in() -> list[dict[str, str | None]]:
+    return run_ranks(tried_in, cluster_of(3), WRONG_IN)
+
+
+@pytest.mark.parametrize("name", WRONG_IN)
+def test_a_wrong_rule_of_the_zoo_is_refused_in_the_first_step(name: str) -> None:
+    layer = {1: "layer0", 2: "encoder1", 5: "decoder1"}[WRONG_IN[name][3]]
+    for told in (rank[name] for rank in wrong_in()):
+        assert told is not None, "it trains"
+        assert f"layer '{layer}'" in told
 
 
 # ---- half precision, and sums of several steps ----

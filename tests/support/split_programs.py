@@ -15,7 +15,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.documents.number_types import NumberTypes, Precision
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
-from hetpipe.layers.model import Loss, Model, Tensors, cross_entropy, mse
+from hetpipe.layers.model import Loss, Model, Tensors, cross_entropy, mse, select
 from hetpipe.layers.numbers import turn
 from hetpipe.layers.shards.split import pieces_in
 from hetpipe.processes.whereabouts import describe_with
@@ -72,13 +72,13 @@ LANGUAGE = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_at
 
 def language_model(kind: str, options: Row) -> nn.Sequential:
     """In float64, without dropout."""
-    import hetpipe.models.causal_lm as causal_lm
     from hetpipe.layers.adapters.adapt import adapt
     from hetpipe.layers.weights import materialise
+    from hetpipe.planning.registry import model
 
     torch.manual_seed(0)
-    own = {key: value for key, value in options.items() if key != "r"}
-    layers = causal_lm.build(type=kind, attention=own.pop("attention", "eager"), **own)
+    own = {"attention": "eager", **{key: value for key, value in options.items() if key != "r"}}
+    layers: nn.Sequential = model(kind)(**own) if kind in ("bert", "t5") else model("causal_lm")(type=kind, **own)
     if "r" in options:
         layers = adapt(layers, seed=1, r=options["r"], alpha=4)
     materialise(layers)
@@ -99,25 +99,32 @@ def zoo_model(kind: str, options: Row) -> nn.Sequential:
     return layers
 
 
-def compared(world: World, cases: dict[str, tuple[str, Row, tuple[Row, ...]]]) -> dict[str, Any]:
-    """Of each case (model, its options, rows of a plan): how far gradients are from those of one device, the losses of both, and
-    how many tensors are shards here; or what is said of it."""
+def samples(kind: str, count: int) -> tuple[Tensors, Tensor, Loss]:
+    """So many inputs and targets for a model of this kind, some with padding, and its loss."""
+    draw = torch.Generator().manual_seed(1)
+    words, others = (torch.randint(32, (count, 6), generator=draw) for _ in range(2))
+    mask = torch.arange(6) < torch.randint(2, 7, (count, 1), generator=draw)
+    if kind == "mlp":
+        numbers = torch.randn(count, 32, generator=draw, dtype=torch.float64)
+        return numbers, torch.randint(10, (count,), generator=draw), Loss(function=cross_entropy)
+    if kind == "bert":
+        return (words, mask), torch.randint(5, (count,), generator=draw), Loss(function=cross_entropy)
+    inputs = (words, mask, others.roll(1, 1)) if kind == "t5" else words
+    return inputs, others, Loss(function=cross_entropy, weight="tokens")
+
+
+def compared(world: World, cases: dict[str, tuple[str, Row, tuple[Row, ...] | Plan]]) -> dict[str, Any]:
+    """Of each case (model, its options, a plan or its rows): how far gradients are from those of one device, the losses of both,
+    and how many tensors are shards here; or what is said of it."""
     found = dict[str, Any]()
-    for name, (kind, options, rows) in cases.items():
-        plan, make = make_plan(rows), language_model if "hidden_size" in options else zoo_model
-        draw = torch.Generator().manual_seed(1)
-        if kind == "mlp":
-            inputs: Tensor = torch.randn(plan.global_batch, 32, generator=draw, dtype=torch.float64)
-            targets, loss = torch.randint(10, (plan.global_batch,), generator=draw), Loss(function=cross_entropy)
-        else:
-            inputs = torch.randint(32, (plan.global_batch, 6), generator=draw)
-            targets = torch.randint(32, (plan.global_batch, 6), generator=draw)
-            loss = Loss(function=cross_entropy, weight="tokens")
-        engine = None
+    for name, (kind, options, planned) in cases.items():
+        plan = planned if isinstance(planned, Plan) else make_plan(planned)
+        make, engine = zoo_model if kind in ("gpt", "mlp") else language_model, None
+        inputs, targets, loss = samples(kind, plan.global_batch)
         try:
             reference = ReferenceEngine(make(kind, options), loss)
             truth = reference.step(inputs, targets)
-            engine = engine_of(world, plan, make(kind, options), inputs[:2], targets[:2], loss)
+            engine = engine_of(world, plan, make(kind, options), select(inputs, slice(2)), targets[:2], loss)
             if engine is not None:
                 own = step(engine, plan, inputs, targets)
                 found[name] = gradients_apart(engine, reference.layers), own - truth, len(pieces_in(engine.stage))
@@ -142,6 +149,26 @@ def tried(world: World, names: list[str]) -> dict[str, str | None]:
         layers[1].tensor_parallel = {module: style for module, style in rule.items() if style is not None}  # type: ignore[assignment]
         inputs, targets = batch("blocks", plan.global_batch, 0)
         engine = engine_of(world, plan, layers, inputs, targets, Loss(function=mse))
+        try:
+            assert engine is not None
+            step(engine, plan, inputs, targets)
+            found[name] = None
+        except InputError as error:
+            found[name] = str(error)
+        leave(engine)
+    return found
+
+
+def tried_in(world: World, cases: dict[str, tuple[str, Row, Row, int, dict[str, str | None]]]) -> dict[str, str | None]:
+    """What is said of models (kind, options, a row of a plan) in their first step if in the rule of one layer these styles are
+    others, or missing; None: nothing."""
+    found = dict[str, str | None]()
+    for name, (kind, options, row, layer, changes) in cases.items():
+        plan, layers = make_plan([row]), language_model(kind, options)
+        rule: Any = {**layers[layer].tensor_parallel, **changes}  # type: ignore[dict-item]
+        layers[layer].tensor_parallel = {module: style for module, style in rule.items() if style is not None}  # type: ignore[assignment]
+        inputs, targets, loss = samples(kind, plan.global_batch)
+        engine = engine_of(world, plan, layers, inputs, targets, loss)
         try:
             assert engine is not None
             step(engine, plan, inputs, targets)

@@ -1,15 +1,15 @@
-"""Linear layers of which each device of a group has a part. A module becomes one by getting its class, and remains itself under
-its names: what holds it sees no other."""
+"""Modules of which each device of a group has a part, or computes one: linear layers, and what takes heads out of a tensor. A
+module becomes one by getting its class, and remains itself under its names: what holds it sees no other."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetpipe.layers.shards.styles import COLUMN, GATHER, ROW, TAKE
+from hetpipe.layers.shards.styles import AHEAD, BEHIND, COLUMN, GATHER, HEADS, ROW, TAKE, Style
 from hetpipe.layers.shards.sums import Group
 
-GROUP = "_hetpipe_group"  # the attribute of a split module
+GROUP, STYLE = "_hetpipe_group", "_hetpipe_style"  # attributes of a split module
 
 
 class ColumnLinear(nn.Linear):
@@ -45,7 +45,59 @@ class TakingLinear(RowLinear):
         return super().forward(_group(self).taken(input))
 
 
-CLASSES: dict[str, type[nn.Linear]] = {COLUMN: ColumnLinear, GATHER: GatheredLinear, ROW: RowLinear, TAKE: TakingLinear}
+class HeadLinear(nn.Linear):
+    """Is whole, and makes the unit of its outputs that the heads of this device share."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[…, inputs] to […, outputs / units]."""
+        return F.linear(input, self._own(self.weight), None if self.bias is None else self._own(self.bias))
+
+    def _own(self, whole: Tensor) -> Tensor:
+        group, style = _group(self), vars(self)[STYLE]
+        own: Tensor = style.cut.piece(whole, group.number * style.units // group.degree, style.units)
+        return own.flatten(0, 1)
+
+
+class CopiedHeadLinear(HeadLinear):
+    """As that, of what each device has."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[…, inputs] to […, outputs / units]."""
+        return super().forward(_group(self).copied(input))
+
+
+class OwnHeads(nn.Identity):
+    """Takes the heads of this device out of a tensor of all."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[b, heads, …] to [b, heads / degree, …]."""
+        return _group(self).taken(input, 1)
+
+
+CLASSES: dict[str, type[nn.Module]] = {
+    COLUMN: ColumnLinear,
+    AHEAD: ColumnLinear,
+    GATHER: GatheredLinear,
+    ROW: RowLinear,
+    TAKE: TakingLinear,
+    HEADS: OwnHeads,
+}
+SHARED: dict[str, type[nn.Module]] = {COLUMN: CopiedHeadLinear, BEHIND: HeadLinear}  # if several devices share a unit
+
+
+def dress(module: nn.Module, style: Style, group: Group) -> None:
+    """Let a module work on its shards."""
+    found = (SHARED if style.is_shared(group.degree) else CLASSES).get(style.kind)
+    if found is not None:
+        module.__class__ = found
+        vars(module).update({GROUP: group, STYLE: style})
+
+
+def undress(module: nn.Module) -> None:
+    """Let it work on whole tensors again."""
+    if vars(module).pop(GROUP, None) is not None:
+        del vars(module)[STYLE]
+        module.__class__ = nn.Linear if isinstance(module, nn.Linear) else nn.Identity
 
 
 def _group(module: nn.Module) -> Group:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.shards.layout import Cut, Layout
-from hetpipe.layers.shards.linears import CLASSES, GROUP
+from hetpipe.layers.shards.linears import dress, undress
 from hetpipe.layers.shards.styles import Style, layout_of, styles_of
 from hetpipe.layers.shards.sums import ANEW, Group
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled
@@ -31,7 +31,8 @@ class Split(Fixed):
 
 
 GROUPS = "num_key_value_groups"  # of transformers' attention: how many heads of queries share one of keys
-ALL_GROUPS = "_hetpipe_groups"  # how many they are in the whole layer
+COUNTS, LIBRARY = ("n_heads", "num_heads"), "transformers"  # of its T5's attention, and OPT's: how many heads there are
+WHOLE_COUNTS = "_hetpipe_counts"  # what these are in the whole layer
 
 
 class Piece(NamedTuple):
@@ -124,9 +125,6 @@ def split_layer(name: str, layer: nn.Module, group: Group, tied: Collection[str]
         for own, data in before.items():
             tensors[own].data = data
         _undress(layer, split)
-        for module in layer.modules():
-            vars(module).pop(GROUP, None)
-            vars(module).pop(ALL_GROUPS, None)
         del vars(layer)[SPLIT]
 
     return undo
@@ -137,32 +135,34 @@ def _dress(layer: nn.Module, split: Split) -> None:
     degree = split.group.degree
     for module, style in split.styles.items():
         held = layer.get_submodule(module)
-        if style.kind in CLASSES:
-            held.__class__ = CLASSES[style.kind]
-            vars(held)[GROUP] = split.group
-        if style.is_whole(degree):
-            for parent in _with_groups(layer, module) if style.counts else ():
-                vars(parent).setdefault(ALL_GROUPS, getattr(parent, GROUPS))
-                setattr(parent, GROUPS, vars(parent)[ALL_GROUPS] // degree)
-        elif isinstance(held, nn.Linear):
+        dress(held, style, split.group)
+        if style.units is not None:
+            counts, parts = ((GROUPS,), degree // style.units) if style.is_shared(degree) else (COUNTS, degree)
+            for parent, count in _that_count(layer, module, counts):
+                whole = vars(parent).setdefault(WHOLE_COUNTS, {}).setdefault(count, getattr(parent, count))
+                setattr(parent, count, whole // parts)
+        if not style.is_whole(degree) and isinstance(held, nn.Linear):
             held.out_features, held.in_features = held.weight.shape
 
 
-def _with_groups(layer: nn.Module, module: str) -> list[nn.Module]:
-    """The module around this one that counts how many heads of queries share one of keys."""
-    parents = [".".join(module.split(".")[:at]) for at in range(module.count("."), -1, -1)]
-    return [found for path in parents if hasattr(found := layer.get_submodule(path), GROUPS)][:1]
+def _that_count(layer: nn.Module, module: str, counts: Sequence[str]) -> list[tuple[nn.Module, str]]:
+    """The module around this one that has one of these counts of heads, and the count; of all heads only modules of transformers,
+    since others may count whole ones."""
+    paths = [".".join(module.split(".")[:at]) for at in range(module.count("."), -1, -1)]
+    found = [(held, count) for path in paths for count in counts if hasattr(held := layer.get_submodule(path), count)][:1]
+    return [(held, count) for held, count in found if count == GROUPS or type(held).__module__.partition(".")[0] == LIBRARY]
 
 
 def _undress(layer: nn.Module, split: Split) -> None:
     """Let them work on whole tensors."""
-    for module, style in split.styles.items():
+    for module in split.styles:
         held = layer.get_submodule(module)
-        if style.kind in CLASSES and isinstance(held, nn.Linear):
-            held.__class__ = nn.Linear
+        undress(held)
+        if isinstance(held, nn.Linear):
             held.out_features, held.in_features = held.weight.shape
-        for parent in _with_groups(layer, module) if style.counts else ():
-            setattr(parent, GROUPS, vars(parent).get(ALL_GROUPS, getattr(parent, GROUPS)))
+    for held in layer.modules():
+        for count, whole in vars(held).pop(WHOLE_COUNTS, {}).items():
+            setattr(held, count, whole)
 
 
 def whole_shapes(layer: nn.Module) -> dict[str, tuple[int, ...]]:

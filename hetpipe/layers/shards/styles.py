@@ -8,11 +8,13 @@ transformers' plans (`base_model_tp_plan`):
 - `colwise_gather_output`: as `colwise`, and the outputs are put together again on each device;
 - `rowwise_split_input`: as `rowwise`, of inputs that are whole on each device;
 - `replicated_with_grad_allreduce`: a module that stays whole, and works on a part of the features, as a norm of the heads that a
-  device has does: each device makes a part of its gradients.
+  device has does: each device makes a part of its gradients;
+- `split_heads`: an `nn.Identity` through which a tensor [b, heads, …] of all heads passes, of which each device takes its own.
 
 `colwise:3` stands for three matrices one behind the other, each of which is cut (queries, keys and values of one product), and
-`colwise/8` for outputs that come in eight units which are never parted (attention heads); both together: `colwise:3/8`. One unit,
-`colwise/1`, is not cut: each device has all of it, for the part of the other heads that it has.
+`colwise/8` for outputs that come in eight units which are never parted (attention heads); both together: `colwise:3/8`.
+`colwise/2x4` are two heads of keys or values, each of which four heads of queries share: over more than two devices it is not
+cut, and each device computes the head that its queries share.
 """
 
 from __future__ import annotations
@@ -31,31 +33,32 @@ from hetpipe.layers.shards.layout import Cut, Layout
 from hetpipe.layers.transforms import uncompiled
 
 ATTRIBUTE = "tensor_parallel"
-COLUMN, ROW, GATHER, TAKE, PARTIAL = (
+COLUMN, ROW, GATHER, TAKE, PARTIAL, HEADS = (
     "colwise",
     "rowwise",
     "colwise_gather_output",
     "rowwise_split_input",
     "replicated_with_grad_allreduce",
+    "split_heads",
 )
-KINDS = (COLUMN, ROW, GATHER, TAKE, PARTIAL)
-BEHIND = "colwise, of a part"  # of an adapter's B, behind an A whose gradients are parts; nobody writes it
-_STYLE = re.compile(rf"({COLUMN})(?::([1-9]\d*))?(?:/([1-9]\d*))?|({GATHER}|{ROW}|{TAKE}|{PARTIAL})")
+KINDS = (COLUMN, ROW, GATHER, TAKE, PARTIAL, HEADS)
+AHEAD, BEHIND = "colwise, ahead", "colwise, behind"  # an adapter's A, whose gradients are parts, and its B; nobody writes these
+_STYLE = re.compile(rf"({COLUMN})(?::([1-9]\d*))?(?:/([1-9]\d*)(?:x([1-9]\d*))?)?|({GATHER}|{ROW}|{TAKE}|{PARTIAL}|{HEADS})")
 FEW = 8  # names that a message lists
 ELSE = "Plan a stage with this layer over another number of devices"
 
 
 class Style(NamedTuple):
-    """How one module is split."""
+    """How one module is split. `sharing`: how many heads of queries share each of its units."""
 
     kind: str
     packed: int = 1
     units: int | None = None
-    counts: bool = False  # whether heads of queries share its one head, of which each device has fewer
+    sharing: int = 1
 
     def __str__(self) -> str:
-        packed = f":{self.packed}" if self.packed > 1 else ""
-        return f"{self.kind}{packed}{f'/{self.units}' if self.units is not None else ''}"
+        packed, sharing = f":{self.packed}" if self.packed > 1 else "", f"x{self.sharing}" if self.sharing > 1 else ""
+        return f"{self.kind}{packed}{f'/{self.units}{sharing}' if self.units is not None else ''}"
 
     @classmethod
     def parse(cls, text: object, where: str) -> Style:
@@ -64,14 +67,20 @@ class Style(NamedTuple):
         if found is None:
             raise InputError(
                 f"{where}: {text!r} is no style of tensor parallelism; there are {', '.join(KINDS)}, and, of matrices that stand "
-                f"one behind the other, {COLUMN}:3, of 8 heads that are not parted {COLUMN}/8, or {COLUMN}:3/8"
+                f"one behind the other, {COLUMN}:3, of 8 heads that are not parted {COLUMN}/8, or {COLUMN}:3/8, of 2 heads "
+                f"each of which 4 others share {COLUMN}/2x4"
             )
-        units = int(found[3]) if found[3] else None
-        return cls(found[1] or found[4], int(found[2] or 1), units, units == 1)
+        return cls(found[1] or found[5], int(found[2] or 1), int(found[3]) if found[3] else None, int(found[4] or 1))
+
+    def is_shared(self, degree: int) -> bool:
+        """Whether so many devices are more than its units, each of which several devices share."""
+        if self.units is None or self.sharing == 1 or self.units >= degree:
+            return False
+        return degree % self.units == 0 and self.units * self.sharing % degree == 0
 
     def is_whole(self, degree: int) -> bool:
         """Whether the module is whole on each of so many devices."""
-        return self.kind == PARTIAL or (self.kind == COLUMN and self.units == 1 and degree > 1)
+        return self.kind in (PARTIAL, AHEAD, HEADS) or self.is_shared(degree)
 
     @property
     def cut(self) -> Cut:
@@ -94,14 +103,20 @@ def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
         style = Style.parse(text, where)
         for own, each in _with_adapter(module, modules[module], style, where).items():
             found[own] = each
-            if not _is_plain(modules[own]) and each.kind != PARTIAL:
-                raise InputError(f"{where}: it is a {_told(modules[own])}, and only torch.nn.Linear is split")
+            if not _fits(each, modules[own]):
+                raise InputError(f"{where}: it is a {_told(modules[own])}, and only torch.nn.{_taken(each)} is split so")
     return found
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether it is a linear layer, whose weight is a parameter."""
-    return type(module) is nn.Linear and "weight" in module._parameters
+def _fits(style: Style, module: nn.Module) -> bool:
+    """Whether it is a module of the class that the style is for; a linear layer's weight is a parameter."""
+    if style.kind == HEADS:
+        return type(module) is nn.Identity
+    return style.kind == PARTIAL or (type(module) is nn.Linear and "weight" in module._parameters)
+
+
+def _taken(style: Style) -> str:
+    return "Identity" if style.kind == HEADS else "Linear"
 
 
 def _told(module: nn.Module) -> str:
@@ -117,10 +132,8 @@ def _with_adapter(name: str, module: nn.Module, style: Style, where: str) -> dic
     if getattr(module, "lora_magnitude_vector", None):
         raise InputError(f"{where}: it has a DoRA adapter, which is not split yet: plan its stage on one device")
     base, a, b = f"{name}.base_layer", f"{name}.lora_A.{ADAPTER}", f"{name}.lora_B.{ADAPTER}"
-    if style.kind == COLUMN and style.units == 1:
-        return {base: style, a: style, b: Style(PARTIAL)}
     if style.kind == COLUMN:
-        return {base: style, a: Style(COLUMN, units=1), b: Style(BEHIND, style.packed, style.units)}
+        return {base: style, a: Style(AHEAD), b: style._replace(kind=BEHIND)}
     return {base: style, a: style} if style.kind == ROW else {base: style}
 
 
@@ -136,10 +149,10 @@ def set_styles(layers: nn.Sequential, told: Mapping[str, str], where: str) -> No
             raise InputError(f"{where}: {pattern!r} is no module of the model; its first are {', '.join(_first(names))}")
         for name, own in matching:
             module = uncompiled(layers.get_submodule(name)).get_submodule(own)
-            if parsed.kind != PARTIAL and not _is_plain(module) and not hasattr(module, "base_layer"):
+            if not _fits(parsed, module) and (parsed.kind == HEADS or not hasattr(module, "base_layer")):
                 raise InputError(
                     f"{where}: {pattern!r} fits {f'{name}.{own}' if own else name!r}, which is a {_told(module)}, and only "
-                    "torch.nn.Linear is split: let the name end with that of a linear layer"
+                    f"torch.nn.{_taken(parsed)} is split so: let the name end with that of such a module"
                 )
             found.setdefault(name, {})[own] = style
     for name, layer in named_layers(layers):
@@ -164,7 +177,7 @@ def layout_of(name: str, layer: nn.Module, styles: Mapping[str, Style], degree: 
         if style.units is not None and style.units % degree:
             raise InputError(
                 f"layer {name!r} cannot be split over {degree} devices: {module!r} has {style.units} units (heads) that are not "
-                f"parted. {ELSE}"
+                f"parted{f', and {style.sharing} heads share each' if style.sharing > 1 else ''}. {ELSE}"
             )
         if not own.divides(held.weight.shape, degree):
             raise InputError(

@@ -70,9 +70,9 @@ class Group(Fixed):
         result: Tensor = _Join.apply(tensor, self)  # type: ignore[no-untyped-call]
         return result
 
-    def taken(self, tensor: Tensor) -> Tensor:
-        """This device's shard of a whole tensor, along its last dimension; the gradient is whole on each device."""
-        result: Tensor = _Take.apply(tensor, self)  # type: ignore[no-untyped-call]
+    def taken(self, tensor: Tensor, dimension: int = -1) -> Tensor:
+        """This device's shard of a whole tensor, along a dimension; the gradient is whole on each device."""
+        result: Tensor = _Take.apply(tensor, self, dimension)  # type: ignore[no-untyped-call]
         return result
 
     def add_up(self, tensor: Tensor) -> Tensor:
@@ -131,10 +131,10 @@ class _Join(torch.autograd.Function):
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return tensor.chunk(group.degree, -1)[group.number].contiguous()
+    def forward(ctx: Any, tensor: Tensor, group: Group, dimension: int) -> Tensor:
+        ctx.group, ctx.dimension = group, dimension
+        return tensor.chunk(group.degree, dimension)[group.number].contiguous()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return torch.cat(ctx.group.gather(gradient), -1), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return torch.cat(ctx.group.gather(gradient), ctx.dimension), None, None
