@@ -113,6 +113,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "starcoder2": {"num_key_value_heads": 2},
     "llama, LoRA": {"num_key_value_heads": 2, "r": 2},
     "gemma, LoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
+    "gemma, DoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2, "use_dora": True},
+    "phi3, int8, DoRA": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "use_dora": True, "base": "int8"},
+    "llama, nf4, DoRA": {"hidden_size": 128, "intermediate_size": 128, "r": 2, "use_dora": True, "base": "nf4"},
     "phi3, LoRA, sdpa": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "attention": "sdpa"},
     "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0},
 }
@@ -124,7 +127,7 @@ def language(kind: str) -> tuple[str, dict[str, Any], tuple[dict[str, Any], ...]
     return kind.partition(",")[0], options, (SPLIT_FIRST, {"cuts": [4], "sizes": [3]})
 
 
-FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA")  # of the others `make test-all` makes sure
+FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA", "llama, nf4, DoRA")  # of the others `make test-all` makes sure
 
 
 @functools.cache
@@ -212,7 +215,15 @@ def refused() -> list[dict[str, str]]:
         ("parts", "the outputs of 'three' are 12 in 4 parts"),
         ("no module", "tensor_parallel of 'four': the layer has no such module; it has "),
         ("no linear", "tensor_parallel of 'norm': it is a LayerNorm, and only torch.nn.Linear is split"),
-        ("DoRA", "it has a DoRA adapter, which is not split yet"),
+        (
+            "blocks",
+            "'up.base_layer' is held in few bits, 64 numbers by one scale, and a part would have 48 numbers one after the",
+        ),
+        (
+            "blocks",
+            "which are no whole scales. Plan a stage with this layer over another number of devices, or write adapter.base",
+        ),
+        ("rows", "'down' is held in few bits, 64 numbers by one scale, and a part would have 48 numbers of each row"),
         ("no style", "'diagonal' is no style of tensor parallelism"),
     ],
 )

@@ -3,9 +3,12 @@ its names: what holds it sees no other."""
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.layers.shards.styles import COLUMN, GATHER, ROW, TAKE
 from hetpipe.layers.shards.sums import Group
 
@@ -17,7 +20,7 @@ class ColumnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs / degree]."""
-        return super().forward(_group(self).copied(input))
+        return super().forward(group_of(self).copied(input))
 
 
 class GatheredLinear(ColumnLinear):
@@ -25,7 +28,7 @@ class GatheredLinear(ColumnLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs]."""
-        return _group(self).joined(super().forward(input))
+        return group_of(self).joined(super().forward(input))
 
 
 class RowLinear(nn.Linear):
@@ -33,7 +36,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs / degree] to […, outputs]."""
-        total = _group(self).summed(F.linear(input, self.weight))
+        total = group_of(self).summed(_product(self, input))
         return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
@@ -42,12 +45,25 @@ class TakingLinear(RowLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs]."""
-        return super().forward(_group(self).taken(input))
+        return super().forward(group_of(self).taken(input))
 
 
 CLASSES: dict[str, type[nn.Linear]] = {COLUMN: ColumnLinear, GATHER: GatheredLinear, ROW: RowLinear, TAKE: TakingLinear}
 
 
-def _group(module: nn.Module) -> Group:
+@cache
+def split_class(kind: type[nn.Linear], style: str) -> type[nn.Linear]:
+    """The class of a linear layer of this class that is split in this style."""
+    own = CLASSES[style]
+    return own if kind is nn.Linear else type(f"{own.__name__} of {kind.__name__}", (own, kind), {})
+
+
+def _product(linear: nn.Linear, input: Tensor) -> Tensor:
+    """What it makes before the bias is added."""
+    return linear.product(input) if isinstance(linear, QuantisedLinear) else F.linear(input, linear.weight)
+
+
+def group_of(module: nn.Module) -> Group:
+    """The devices that have its parts."""
     found: Group = vars(module)[GROUP]
     return found

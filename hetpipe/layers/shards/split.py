@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.adapters.quantised import QuantisedLinear
+from hetpipe.layers.shards.dora import SplitDora
+from hetpipe.layers.shards.few_bits import become_shard, become_whole
 from hetpipe.layers.shards.layout import Cut, Layout
-from hetpipe.layers.shards.linears import CLASSES, GROUP
+from hetpipe.layers.shards.linears import CLASSES, GROUP, split_class
 from hetpipe.layers.shards.styles import Style, layout_of, styles_of
 from hetpipe.layers.shards.sums import ANEW, Group
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled
@@ -32,6 +35,7 @@ class Split(Fixed):
 
 GROUPS = "num_key_value_groups"  # of transformers' attention: how many heads of queries share one of keys
 ALL_GROUPS = "_hetpipe_groups"  # how many they are in the whole layer
+WHOLE = "_hetpipe_whole"  # what a module is in it
 
 
 class Piece(NamedTuple):
@@ -125,27 +129,46 @@ def split_layer(name: str, layer: nn.Module, group: Group, tied: Collection[str]
             tensors[own].data = data
         _undress(layer, split)
         for module in layer.modules():
-            vars(module).pop(GROUP, None)
-            vars(module).pop(ALL_GROUPS, None)
+            for own in (GROUP, ALL_GROUPS, WHOLE):
+                vars(module).pop(own, None)
         del vars(layer)[SPLIT]
 
     return undo
 
 
+class _Whole(NamedTuple):
+    """What a module is where its layer is whole: its class, and of a linear layer its outputs and inputs."""
+
+    kind: type[nn.Module]
+    shape: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, held: nn.Module) -> _Whole:
+        """What it is, or was before its layer became a shard."""
+        own = (held.out_features, held.in_features) if isinstance(held, nn.Linear) else None
+        found: _Whole = vars(held).setdefault(WHOLE, cls(type(held), own))
+        return found
+
+
 def _dress(layer: nn.Module, split: Split) -> None:
     """Let the modules work on their shards."""
-    degree = split.group.degree
+    degree, number = split.group.degree, split.group.number
     for module, style in split.styles.items():
         held = layer.get_submodule(module)
-        if style.kind in CLASSES:
-            held.__class__ = CLASSES[style.kind]
+        whole, cut = _Whole.of(held), style.cut(degree)
+        if style.of_lengths:
+            held.__class__ = SplitDora
+        elif style.kind in CLASSES:
+            held.__class__ = split_class(whole.kind, style.kind)  # type: ignore[arg-type]
             vars(held)[GROUP] = split.group
-        if style.is_whole(degree):
-            for parent in _with_groups(layer, module) if style.counts else ():
-                vars(parent).setdefault(ALL_GROUPS, getattr(parent, GROUPS))
-                setattr(parent, GROUPS, vars(parent)[ALL_GROUPS] // degree)
-        elif isinstance(held, nn.Linear):
-            held.out_features, held.in_features = held.weight.shape
+        for parent in _with_groups(layer, module) if style.is_whole(degree) and style.counts else ():
+            vars(parent).setdefault(ALL_GROUPS, getattr(parent, GROUPS))
+            setattr(parent, GROUPS, vars(parent)[ALL_GROUPS] // degree)
+        if isinstance(held, nn.Linear) and whole.shape is not None and cut is not None:
+            held.out_features, held.in_features = whole.shape
+            if isinstance(held, QuantisedLinear):
+                become_shard(held, cut, number, degree)
+            held.out_features, held.in_features = cut.shard_shape(whole.shape, degree)
 
 
 def _with_groups(layer: nn.Module, module: str) -> list[nn.Module]:
@@ -158,11 +181,20 @@ def _undress(layer: nn.Module, split: Split) -> None:
     """Let them work on whole tensors."""
     for module, style in split.styles.items():
         held = layer.get_submodule(module)
-        if style.kind in CLASSES and isinstance(held, nn.Linear):
-            held.__class__ = nn.Linear
-            held.out_features, held.in_features = held.weight.shape
+        whole = _Whole.of(held)
+        held.__class__ = whole.kind
+        if isinstance(held, nn.Linear) and whole.shape is not None:
+            held.out_features, held.in_features = whole.shape
+        if isinstance(held, QuantisedLinear):
+            become_whole(held)
         for parent in _with_groups(layer, module) if style.counts else ():
             setattr(parent, GROUPS, vars(parent).get(ALL_GROUPS, getattr(parent, GROUPS)))
+
+
+def whole_size(linear: nn.Linear) -> tuple[int, int]:
+    """The outputs and inputs of a linear layer, or of the one of which it is a shard."""
+    found: _Whole | None = vars(linear).get(WHOLE)
+    return found.shape if found is not None and found.shape is not None else (linear.out_features, linear.in_features)
 
 
 def whole_shapes(layer: nn.Module) -> dict[str, tuple[int, ...]]:

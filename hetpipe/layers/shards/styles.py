@@ -26,7 +26,9 @@ from torch import nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.adapters.names import ADAPTER
+from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear
 from hetpipe.layers.model import named_layers
+from hetpipe.layers.shards.few_bits import parted, parts_cut
 from hetpipe.layers.shards.layout import Cut, Layout
 from hetpipe.layers.transforms import uncompiled
 
@@ -52,6 +54,7 @@ class Style(NamedTuple):
     packed: int = 1
     units: int | None = None
     counts: bool = False  # whether heads of queries share its one head, of which each device has fewer
+    of_lengths: bool = False  # whether it is how DoRA's lengths are beside a matrix that is split so, and not the matrix
 
     def __str__(self) -> str:
         packed = f":{self.packed}" if self.packed > 1 else ""
@@ -73,9 +76,10 @@ class Style(NamedTuple):
         """Whether the module is whole on each of so many devices."""
         return self.kind == PARTIAL or (self.kind == COLUMN and self.units == 1 and degree > 1)
 
-    @property
-    def cut(self) -> Cut:
-        """How its weight is cut, if it is."""
+    def cut(self, degree: int) -> Cut | None:
+        """How its weight is cut; None where it is whole on each of so many devices."""
+        if self.is_whole(degree) or (self.of_lengths and self.kind != COLUMN):
+            return None
         return Cut(1 if self.kind in (ROW, TAKE) else 0, self.packed)
 
 
@@ -92,36 +96,37 @@ def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
         if module not in modules:
             raise InputError(f"{where}: the layer has no such module; it has {sorted(filter(None, modules))}")
         style = Style.parse(text, where)
-        for own, each in _with_adapter(module, modules[module], style, where).items():
+        for own, each in _with_adapter(module, modules[module], style).items():
             found[own] = each
-            if not _is_plain(modules[own]) and each.kind != PARTIAL:
+            if not _is_linear(modules[own]) and each.kind != PARTIAL and not each.of_lengths:
                 raise InputError(f"{where}: it is a {_told(modules[own])}, and only torch.nn.Linear is split")
     return found
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether it is a linear layer, whose weight is a parameter."""
-    return type(module) is nn.Linear and "weight" in module._parameters
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer, whose weight is a parameter or held in few bits."""
+    return type(module) in LINEAR.values() or (type(module) is nn.Linear and "weight" in module._parameters)
 
 
 def _told(module: nn.Module) -> str:
     return f"{type(module).__name__}{' whose weight is computed' if type(module) is nn.Linear else ''}"
 
 
-def _with_adapter(name: str, module: nn.Module, style: Style, where: str) -> dict[str, Style]:
+def _with_adapter(name: str, module: nn.Module, style: Style) -> dict[str, Style]:
     """The styles of a module's parts, if it is a linear layer with a LoRA adapter (peft's, pull request 3079): beside one that is
     cut by its outputs A is whole and B is cut by outputs, beside one that is cut by its inputs A is cut by inputs and B is whole.
-    Where what enters and what leaves is whole, so is the adapter."""
-    if not (hasattr(module, "base_layer") and hasattr(module, "lora_A")):
+    Where what enters and what leaves is whole, so is the adapter. DoRA's lengths are cut as the outputs are, whatever else."""
+    if style.kind == PARTIAL or not (hasattr(module, "base_layer") and hasattr(module, "lora_A")):
         return {name: style}
-    if getattr(module, "lora_magnitude_vector", None):
-        raise InputError(f"{where}: it has a DoRA adapter, which is not split yet: plan its stage on one device")
     base, a, b = f"{name}.base_layer", f"{name}.lora_A.{ADAPTER}", f"{name}.lora_B.{ADAPTER}"
+    found = {base: style}
+    if getattr(module, "lora_magnitude_vector", None):
+        found[f"{name}.lora_magnitude_vector.{ADAPTER}"] = style._replace(counts=False, of_lengths=True)
     if style.kind == COLUMN and style.units == 1:
-        return {base: style, a: style, b: Style(PARTIAL)}
+        return found | {a: style, b: Style(PARTIAL)}
     if style.kind == COLUMN:
-        return {base: style, a: Style(COLUMN, units=1), b: Style(BEHIND, style.packed, style.units)}
-    return {base: style, a: style} if style.kind == ROW else {base: style}
+        return found | {a: Style(COLUMN, units=1), b: Style(BEHIND, style.packed, style.units)}
+    return found | ({a: style} if style.kind == ROW else {})
 
 
 def set_styles(layers: nn.Sequential, told: Mapping[str, str], where: str) -> None:
@@ -136,7 +141,7 @@ def set_styles(layers: nn.Sequential, told: Mapping[str, str], where: str) -> No
             raise InputError(f"{where}: {pattern!r} is no module of the model; its first are {', '.join(_first(names))}")
         for name, own in matching:
             module = uncompiled(layers.get_submodule(name)).get_submodule(own)
-            if parsed.kind != PARTIAL and not _is_plain(module) and not hasattr(module, "base_layer"):
+            if parsed.kind != PARTIAL and not _is_linear(module) and not hasattr(module, "base_layer"):
                 raise InputError(
                     f"{where}: {pattern!r} fits {f'{name}.{own}' if own else name!r}, which is a {_told(module)}, and only "
                     "torch.nn.Linear is split: let the name end with that of a linear layer"
@@ -158,20 +163,30 @@ def layout_of(name: str, layer: nn.Module, styles: Mapping[str, Style], degree: 
         held, where = uncompiled(layer).get_submodule(module), f"{module}." if module else ""
         if style.is_whole(degree):
             partial |= {f"{where}{own}" for own, _ in held.named_parameters()}
-            continue
-        assert isinstance(held, nn.Linear)
-        own = style.cut
-        if style.units is not None and style.units % degree:
-            raise InputError(
-                f"layer {name!r} cannot be split over {degree} devices: {module!r} has {style.units} units (heads) that are not "
-                f"parted. {ELSE}"
-            )
-        if not own.divides(held.weight.shape, degree):
-            raise InputError(
-                f"layer {name!r} cannot be split over {degree} devices: the {('outputs', 'inputs')[own.dimension]} of {module!r} "
-                f"are {held.weight.shape[own.dimension]}{f' in {own.packed} parts' if own.packed > 1 else ''}. {ELSE}"
-            )
-        cut[f"{where}weight"] = own
-        if held.bias is not None and own.dimension == 0:
-            cut[f"{where}bias"] = own
+        elif (own := style.cut(degree)) is not None:
+            if isinstance(held, nn.Linear):
+                _check_parts(f"layer {name!r} cannot be split over {degree} devices", module, held, style, own, degree)
+            parts = parts_cut(held, own) if isinstance(held, QuantisedLinear) else {"weight": own}
+            cut |= {f"{where}{part}": way for part, way in parts.items()}
+            if getattr(held, "bias", None) is not None and own.dimension == 0:
+                cut[f"{where}bias"] = own
     return Layout(cut, frozenset(partial))
+
+
+def _check_parts(said: str, module: str, held: nn.Linear, style: Style, cut: Cut, degree: int) -> None:
+    """InputError if there are no so many equal parts of a linear layer."""
+    few = isinstance(held, QuantisedLinear)
+    shape = (held.out_features, held.in_features) if few else tuple(held.weight.shape)
+    if style.units is not None and style.units % degree:
+        raise InputError(f"{said}: {module!r} has {style.units} units (heads) that are not parted. {ELSE}")
+    if not cut.divides(shape, degree):
+        raise InputError(
+            f"{said}: the {('outputs', 'inputs')[cut.dimension]} of {module!r} are {shape[cut.dimension]}"
+            f"{f' in {cut.packed} parts' if cut.packed > 1 else ''}. {ELSE}"
+        )
+    if isinstance(held, QuantisedLinear) and (numbers := parted(held, cut, degree)) is not None:
+        raise InputError(
+            f"{said}: {module!r} is held in few bits, {held.TOGETHER} numbers by one scale, and a part would have {numbers} "
+            f"numbers {'of each row' if cut.dimension else 'one after the other'}, which are no whole scales. {ELSE}, or write "
+            "adapter.base: int8, which has a scale for each row"
+        )
