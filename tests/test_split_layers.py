@@ -153,6 +153,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "starcoder2": {"num_key_value_heads": 2},
     "llama, LoRA": {"num_key_value_heads": 2, "r": 2},
     "gemma, LoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
+    "gemma, DoRA": {"num_key_value_heads": 1, "head_dim": 4, "r": 2, "use_dora": True},
+    "phi3, int8, DoRA": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "use_dora": True, "base": "int8"},
+    "llama, nf4, DoRA": {"hidden_size": 128, "intermediate_size": 128, "r": 2, "use_dora": True, "base": "nf4"},
     "phi3, LoRA, sdpa": {"num_key_value_heads": 2, "pad_token_id": 0, "r": 2, "attention": "sdpa"},
     "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0},
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0},
@@ -161,6 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma, LoRA, over four": {"num_key_value_heads": 1, "head_dim": 4, "r": 2},
     "qwen2, over four": {"num_key_value_heads": 2, "num_attention_heads": 8},
     "qwen2, LoRA, over four, sdpa": {"num_key_value_heads": 2, "r": 2, "attention": "sdpa"},
+    "qwen2, int8, DoRA, over four": {"num_key_value_heads": 2, "r": 2, "use_dora": True, "base": "int8"},
     "qwen3, over four": {"num_key_value_heads": 2, "head_dim": 4},
 }
 # Whatever their parameters are: sums in another order, or of the parts of a shared head, are seen in that.
@@ -175,7 +179,7 @@ def language(kind: str) -> tuple[str, dict[str, Any], tuple[dict[str, Any], ...]
 
 
 # Of the others `make test-all` makes sure.
-FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA", "qwen2, LoRA, over four, sdpa")
+FIRST = ("llama", "qwen3", "gemma", "phi3", "llama, LoRA", "qwen2, LoRA, over four, sdpa", "llama, nf4, DoRA")
 
 
 @functools.cache
@@ -305,7 +309,15 @@ def refused() -> list[dict[str, str]]:
         ("parts", "the outputs of 'three' are 12 in 4 parts"),
         ("no module", "tensor_parallel of 'four': the layer has no such module; it has "),
         ("no linear", "tensor_parallel of 'norm': it is a LayerNorm, and only torch.nn.Linear is split"),
-        ("DoRA", "it has a DoRA adapter, which is not split yet"),
+        (
+            "blocks",
+            "'up.base_layer' is held in few bits, 64 numbers by one scale, and a part would have 48 numbers one after the",
+        ),
+        (
+            "blocks",
+            "which are no whole scales. Plan a stage with this layer over another number of devices, or write adapter.base",
+        ),
+        ("rows", "'down' is held in few bits, 64 numbers by one scale, and a part would have 48 numbers of each row"),
         ("no style", "'diagonal' is no style of tensor parallelism"),
     ],
 )

@@ -171,6 +171,16 @@ def test_what_the_framework_takes() -> None:
     assert peak(8, receive_buffers="one") == peak(4, receive_buffers="one")
 
 
+def test_buffers_of_shards_are_as_they_were_measured() -> None:
+    """A layer of 800 bytes in few bits, of which a device of two has 420, and one of four, where nobody measured it, all."""
+    document = profile().model_dump()
+    document["layers"][0]["buffer_bytes"] = 800
+    document["measurements"][1]["buffer_bytes"] = [420, 0]
+    costs, plain = Costs(Profile.parse(document, "profile"), cluster()), Costs(profile(), cluster())
+    held = [[of.stage_memory("a", 0, 2, samples=1, degree=t).static for t in (1, 2, 4)] for of in (costs, plain)]
+    assert [a - b for a, b in zip(*held, strict=True)] == [800, 420, 800]
+
+
 def test_a_degree_that_was_not_measured_is_named() -> None:
     three = plan([["n0/0", "n0/1", "n0/2"]])
     with pytest.raises(InputError, match="no measurement of device type 'a' whose layers are split over 3 devices"):

@@ -270,6 +270,10 @@ class Profile(Document):
         """Parameter bytes per layer on one device, [L]."""
         return self._per_layer("parameter_bytes", tensor_parallel, device_type)
 
+    def buffer_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
+        """Buffer bytes per layer on one device, matrices in few bits among them, [L]."""
+        return self._per_layer("buffer_bytes", tensor_parallel, device_type)
+
     def trained_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
         """Parameter bytes per layer that train on one device, [L]: of a shard as large a part as of the whole layer, in whole
         bytes."""
@@ -326,7 +330,7 @@ class Profile(Document):
         return np.array([saved if first is None else first for first, saved in pairs], dtype=np.float64)
 
     def _per_layer(self, name: str, tensor_parallel: int, device_type: str | None) -> Array:
-        """The measurement's own numbers where it has them, else the layers'. At degree 1 every type holds the same parameters."""
+        """The measurement's own numbers where it has them, else the layers'. At degree 1 every type holds the same tensors."""
         if device_type and (tensor_parallel > 1 or name == "saved_bytes_per_sample"):
             own = getattr(self.measurement(device_type, tensor_parallel), name)
             if own is not None:

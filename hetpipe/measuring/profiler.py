@@ -143,14 +143,14 @@ class _OptimizerRun:
     seconds: dict[int, float] = field(default_factory=dict)
     state_bytes: dict[int, float] = field(default_factory=dict)
     parameter_bytes: dict[int, float] = field(default_factory=dict)
-    held_bytes: dict[int, float] = field(default_factory=dict)  # of all parameters, also those that do not train
+    held_bytes: dict[int, tuple[int, int]] = field(default_factory=dict)  # of all parameters, trained or not; of buffers
 
     def measure(self, layer: nn.Module, copies: list[Copy], clock: Clock, index: int, repeats: int) -> None:
         """The next layer, of whose parameters autocast keeps these copies."""
         parameters = [p for p in layer.parameters() if p.requires_grad]
         took, state = _time_optimizer(parameters, copies, clock, index, self.factory, repeats) if parameters else (0.0, 0)
         self.seconds[index], self.state_bytes[index], self.parameter_bytes[index] = took, state, trained_bytes(parameters)
-        self.held_bytes[index] = module_bytes(layer)[0]
+        self.held_bytes[index] = module_bytes(layer)
 
     def state_by_parameter(self, kinds: Kinds) -> float:
         """Bytes of the state of all layers, by those of their parameters."""
@@ -263,8 +263,8 @@ def measure_device(
     if types.casts or group is not None:
         measurement = _with_bytes(measurement, model, device, types, group)
     if group is not None:
-        held = tuple(map(round, kinds.spread(steps.held_bytes)))
-        measurement = measurement.model_copy(update={"parameter_bytes": held})
+        held = [tuple(map(round, kinds.spread({i: own[at] for i, own in steps.held_bytes.items()}))) for at in (0, 1)]
+        measurement = measurement.model_copy(update={"parameter_bytes": held[0], "buffer_bytes": held[1]})
     return Measured(
         measurement=measurement.slower(factor) if factor > 1 else measurement,
         state_bytes_per_parameter_byte=steps.state_by_parameter(kinds),

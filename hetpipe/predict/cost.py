@@ -77,12 +77,13 @@ class Bucket(NamedTuple):
 
 
 class LayerBytes(NamedTuple):
-    """Of a device type's layers: prefix sums of parameters, of those that train, of the copies that a lower precision keeps of
-    them and of what one sample saves [L + 1]; and what it saves in each layer, behind another and as the first of a stage [L]."""
+    """Of a device type's layers: prefix sums of parameters, of those that train, of buffers with the copies that a lower
+    precision keeps of parameters, and of what one sample saves [L + 1]; and what it saves in each layer, behind another and as
+    the first of a stage [L]."""
 
     parameters: Array
     trained: Array
-    cast: Array
+    beside: Array
     saved: Array
     saved_by_layer: Array
     saved_first: Array
@@ -107,7 +108,6 @@ class Costs:
         self._times: dict[tuple[str, int, int], tuple[Array, Array]] = {}
         self._bytes: dict[tuple[str, int], LayerBytes] = {}
         self._optimizer: dict[tuple[str, int], Array] = {}
-        self._buffers = _prefix(np.array([layer.buffer_bytes for layer in profile.layers], dtype=np.float64))
         self._inputs = _prefix(profile.input_bytes)
         self.first_trained = profile.first_trained
         least, most = profile.widths.min(axis=0), profile.output_bytes
@@ -249,10 +249,10 @@ class Costs:
         autograd saves it or not. Layers that need no backward save nothing; a stage of them only runs forward, recomputed or not,
         and has room for FORWARD_ONLY outputs, and for one input more. On top, what the cluster file's `runtime_overhead` says of
         the framework."""
-        _, _, cast, saved, plain, first = self._layer_bytes(device_type, degree)
+        _, _, beside, saved, plain, first = self._layer_bytes(device_type, degree)
         runtime, (parameters, trained) = self.cluster.runtime_overhead, self.parameter_bytes(device_type, lo, hi, degree)
         more = 1 + self.profile.optimizer.state_bytes_per_parameter_byte + runtime.parameter_copies
-        static = parameters + more * trained + float(cast[hi] - cast[lo]) + float(self._buffers[hi] - self._buffers[lo])
+        static = parameters + more * trained + float(beside[hi] - beside[lo])
         output, largest = float(self.profile.output_bytes[hi - 1]), float(plain[lo:hi].max())
         given, returned = float(self.profile.input_bytes[lo]), output if hi < self.layer_count else 0.0
         begins = plain if runtime.receive_buffers == "one" else first  # of which each micro-batch in flight has what entered
@@ -281,10 +281,11 @@ class Costs:
         key, profile = (device_type, degree), self.profile
         if key not in self._bytes:
             parameters, trained = (of(degree, device_type) for of in (profile.parameter_bytes, profile.trained_bytes))
-            saved, cast = profile.saved_bytes(degree, device_type), profile.cast_bytes(degree, device_type)
+            beside = profile.buffer_bytes(degree, device_type) + profile.cast_bytes(degree, device_type)
+            saved = profile.saved_bytes(degree, device_type)
             first = profile.first_saved_bytes(degree, device_type)
             saved[: self.first_trained] = first[: self.first_trained] = 0.0
-            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(cast), _prefix(saved), saved, first)
+            self._bytes[key] = LayerBytes(_prefix(parameters), _prefix(trained), _prefix(beside), _prefix(saved), saved, first)
         return self._bytes[key]
 
     def link(self, device_a: str, device_b: str) -> Link:

@@ -12,7 +12,7 @@ from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.model import Tensors, as_tuple
 from hetpipe.layers.numbers import turn, type_name
 from tests.support.blocks import LENGTH, WIDTH, WORDS, Block
-from tests.support.splittable import partly_frozen, splittable, tied_splittable
+from tests.support.splittable import every_style, in_blocks, partly_frozen, splittable, tied_splittable
 
 LAYERS = 10
 
@@ -323,7 +323,12 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "splittable, partly frozen": partly_frozen,
     "tied, splittable": tied_splittable,
     "splittable, LoRA": with_adapters(splittable),
-    "splittable, DoRA": with_adapters(splittable, use_dora=True),
+    "splittable, DoRA": with_adapters(every_style, use_dora=True),
+    "splittable, DoRA, dropout": with_adapters(every_style, use_dora=True, dropout=0.3),
+    "splittable, int8": with_adapters(every_style, base="int8"),
+    "splittable, int8, DoRA": with_adapters(every_style, base="int8", use_dora=True),
+    "splittable, nf4": with_adapters(in_blocks, base="nf4"),
+    "splittable, nf4, DoRA": with_adapters(in_blocks, base="nf4", use_dora=True),
     "int8, DoRA": with_adapters(blocks, base="int8", use_dora=True),
 }
 

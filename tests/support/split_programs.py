@@ -15,6 +15,7 @@ from hetpipe.checkpoints import checkpoint
 from hetpipe.documents.number_types import NumberTypes, Precision
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError
+from hetpipe.layers.adapters.adapt import adapt
 from hetpipe.layers.model import Loss, Model, Tensors, cross_entropy, mse, select
 from hetpipe.layers.numbers import turn
 from hetpipe.layers.shards.split import pieces_in
@@ -26,6 +27,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from tests.support.jobs import STATE
 from tests.support.nets import batch, build
 from tests.support.ranks import make_plan
+from tests.support.splittable import every_style
 from tests.support.transparency import open_engine, share
 from tests.support.wrong_rules import WRONG, Ruled
 
@@ -68,19 +70,19 @@ def gradients_apart(engine: PlanEngine, reference: nn.Module) -> float:
 # ---- models of the zoo, and of transformers ----
 
 LANGUAGE = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 16}
+ADAPTER = ("r", "use_dora", "base")
 
 
 def language_model(kind: str, options: Row) -> nn.Sequential:
     """In float64, without dropout."""
-    from hetpipe.layers.adapters.adapt import adapt
     from hetpipe.layers.weights import materialise
     from hetpipe.planning.registry import model
 
     torch.manual_seed(0)
-    own = {"attention": "eager", **{key: value for key, value in options.items() if key != "r"}}
+    own = {"attention": "eager", **{key: value for key, value in options.items() if key not in ADAPTER}}
     layers: nn.Sequential = model(kind)(**own) if kind in ("bert", "t5") else model("causal_lm")(type=kind, **own)
     if "r" in options:
-        layers = adapt(layers, seed=1, r=options["r"], alpha=4)
+        layers = adapt(layers, seed=1, alpha=4, **{key: options[key] for key in ADAPTER if key in options})
     materialise(layers)
     with torch.no_grad():
         for name, parameter in layers.named_parameters():
@@ -377,7 +379,8 @@ def refusals(world: World) -> dict[str, str]:
     told("no linear", lambda: opened(layers))
     layers[1].tensor_parallel = {"three": "diagonal"}  # type: ignore[assignment]
     told("no style", lambda: opened(layers))
-    told("DoRA", lambda: opened(build("splittable, DoRA")))
+    told("blocks", lambda: opened(adapt(every_style(), seed=1, r=2, base="nf4")))
+    told("rows", lambda: opened(adapt(every_style(96), seed=1, r=2, base="nf4", targets=["keys"])))
     again = build("splittable")
     engine = opened(again)
     step(engine, plan, inputs, targets)

@@ -16,9 +16,9 @@ class Wide(nn.Module):
     base_digest: ClassVar = "the same everywhere"
     tensor_parallel: ClassVar = {"up": "colwise", "down": "rowwise"}
 
-    def __init__(self) -> None:
+    def __init__(self, inner: int = 12) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.tanh(self.up(self.norm(x))))  # type: ignore[no-any-return]
@@ -30,10 +30,10 @@ class Fused(nn.Module):
     base_digest: ClassVar = "the same everywhere"
     tensor_parallel: ClassVar = {"three": "colwise:3/6", "gate": "colwise", "down": "rowwise"}
 
-    def __init__(self) -> None:
+    def __init__(self, inner: int = 12) -> None:
         super().__init__()
-        self.norm, self.three, self.gate = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 36), nn.Linear(WIDTH, 12, bias=False)
-        self.down = nn.Linear(12, WIDTH, bias=False)
+        self.norm, self.three = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * inner)
+        self.gate, self.down = nn.Linear(WIDTH, inner, bias=False), nn.Linear(inner, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         given = self.norm(x)
@@ -47,12 +47,54 @@ class Gathered(nn.Module):
     base_digest: ClassVar = "the same everywhere"
     tensor_parallel: ClassVar = {"linear": "colwise_gather_output"}
 
-    def __init__(self) -> None:
+    def __init__(self, inner: int = 12) -> None:
         super().__init__()
-        self.linear, self.other = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
+        self.linear, self.other = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.tanh(self.other(self.linear(x)))
+
+
+class Taking(nn.Module):
+    """A linear layer that nothing splits; another, of whose inputs each device takes a part."""
+
+    base_digest: ClassVar = "the same everywhere"
+    tensor_parallel: ClassVar = {"linear": "rowwise_split_input"}
+
+    def __init__(self, inner: int = 12) -> None:
+        super().__init__()
+        self.other, self.linear = nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(torch.tanh(self.other(x)))  # type: ignore[no-any-return]
+
+
+class Shared(nn.Module):
+    """Six heads of queries share one of keys, which no device cuts."""
+
+    base_digest: ClassVar = "the same everywhere"
+    tensor_parallel: ClassVar = {"queries": "colwise/6", "keys": "colwise/1x6", "down": "rowwise"}
+
+    def __init__(self, inner: int = 12) -> None:
+        super().__init__()
+        self.queries, self.keys = nn.Linear(WIDTH, inner), nn.Linear(WIDTH, inner // 6)
+        self.down = nn.Linear(inner, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.keys(x)
+        heads = self.queries(x).unflatten(-1, (-1, keys.shape[-1]))
+        return x + self.down(torch.tanh(heads * keys.unsqueeze(-2)).flatten(-2))  # type: ignore[no-any-return]
+
+
+def every_style(inner: int = 12) -> nn.Sequential:
+    """Of each way to split a linear layer one, or more."""
+    row = [Wide(inner), Fused(inner), Gathered(inner), Taking(inner), Shared(inner)]
+    return nn.Sequential(*row, Shared(inner), Gathered(inner), Taking(inner), Block(), Wide(inner))
+
+
+def in_blocks() -> nn.Sequential:
+    """The same, of which two or three devices have whole blocks of nf4."""
+    return every_style(384)
 
 
 def splittable() -> nn.Sequential:

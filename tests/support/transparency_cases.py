@@ -251,6 +251,12 @@ CASES = {
         Case(name="split, partly frozen", net="splittable, partly frozen", plan=(SPLIT, TWO), clip=0.05),
         Case(name="split, LoRA", net="splittable, LoRA", plan=(SPLIT, TWO), clip=0.05),
         Case(name="split, LoRA, widths 3 and 2", net="splittable, LoRA", plan=(ENDS, {**ENDS, "widths": [2]}), optimizer="AdamW"),
+        Case(name="split, DoRA", net="splittable, DoRA", plan=(SPLIT, TWO), clip=0.05, optimizer="AdamW"),
+        Case(name="split, DoRA, widths 3 and 2", net="splittable, DoRA", plan=(ENDS, {**ENDS, "widths": [2]})),
+        Case(name="split, int8", net="splittable, int8", plan=(ENDS, {**ENDS, "widths": [2]}), clip=0.05),
+        Case(name="split, int8, DoRA", net="splittable, int8, DoRA", plan=(SPLIT, TWO), optimizer="AdamW"),
+        Case(name="split, nf4", net="splittable, nf4", plan=(SPLIT, TWO), clip=0.05, optimizer="AdamW"),
+        Case(name="split, nf4, DoRA, widths 3 and 2", net="splittable, nf4, DoRA", plan=(ENDS, {**ENDS, "widths": [2]})),
         Case(name="split, tied ends", net="tied, splittable", plan=(SPLIT, TWO), clip=0.05, optimizer="AdamW"),
         Case(name="split on both sides, tied ends", net="tied, splittable", plan=(ENDS, ONE), clip=0.05),
         Case(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import ceil
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.nn import functional
 from hetpipe.files.messages import InputError
 
 Bits = Literal["nf4", "int8"]
+Lie = Literal["matrix", "rows", "flat"]
 BLOCK, BLOCKS = 64, 256  # numbers with one scale, and scales with one scale of their own (Dettmers et al. 2023, section 3)
 
 
@@ -30,6 +31,8 @@ class QuantisedLinear(nn.Linear):
     this name gives W anew each time, in float32."""
 
     PARTS: tuple[str, ...]
+    LIE: ClassVar[Mapping[str, Lie]]  # how parts lie that are of some numbers only: as the matrix, by its rows, or row after row
+    TOGETHER = 1  # so many numbers, one after the other in a row, are never parted
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -69,12 +72,17 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, in] to […, out]."""
+        output = self.product(input)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def product(self, input: Tensor) -> Tensor:
+        """Return x·Wᵀ, […, in] to […, out]."""
         kind, dtype = input.device.type, input.dtype
         if torch.is_autocast_enabled(kind) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(kind)
         shape = (self.out_features, self.in_features)
         output: Tensor = _Product.apply(input, self.dequantise, shape, dtype, *self._parts())  # type: ignore[no-untyped-call]
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        return output
 
     def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
         """Its parts are of the types that they are of, whatever parameters are held in."""
@@ -115,6 +123,7 @@ class Int8Linear(QuantisedLinear):
     """In 8 bits: whole numbers from -127 to 127, times a scale for each row."""
 
     PARTS = ("codes", "scales")
+    LIE: ClassVar[Mapping[str, Lie]] = {"codes": "matrix", "scales": "rows"}
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Of each part."""
@@ -139,6 +148,8 @@ class Nf4Linear(QuantisedLinear):
     al. 2022, "8-bit Optimizers via Block-wise Quantization", section 2.2) times that of 256 scales, beside the mean of all."""
 
     PARTS = ("codes", "scales", "scales_of_scales", "mean_scale", "steps")
+    LIE: ClassVar[Mapping[str, Lie]] = {"codes": "flat", "scales": "flat"}
+    TOGETHER = BLOCK
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Of each part."""
@@ -165,10 +176,14 @@ class Nf4Linear(QuantisedLinear):
     def dequantise(parts: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         """The matrix of these parts, [out, in]."""
         codes, scales, above, mean, steps = parts
+        own: Tensor = torch.ops.bitsandbytes.dequantize_blockwise(scales, above, steps, BLOCKS, torch.float32)
+        return Nf4Linear.numbers(codes, own + mean, shape, dtype)
+
+    @staticmethod
+    def numbers(codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """The matrix of these codes, [out, in], whose blocks have these scales in float32."""
         known = torch.float32 if dtype == torch.float64 else dtype
-        few = torch.ops.bitsandbytes
-        absmax = few.dequantize_blockwise(scales, above, steps, BLOCKS, torch.float32) + mean
-        found: Tensor = few.dequantize_4bit(codes, absmax, BLOCK, "nf4", shape, known)
+        found: Tensor = torch.ops.bitsandbytes.dequantize_4bit(codes, scales, BLOCK, "nf4", shape, known)
         return found.to(dtype)
 
 

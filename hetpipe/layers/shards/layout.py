@@ -27,6 +27,10 @@ class Cut(NamedTuple):
         """The shape of a tensor one of whose so many shards has this one."""
         return tuple(n * count if at == self.dimension else n for at, n in enumerate(shape))
 
+    def shard_shape(self, shape: Sequence[int], count: int) -> tuple[int, ...]:
+        """The shape of each of so many shards of a tensor of this shape."""
+        return tuple(n // count if at == self.dimension else n for at, n in enumerate(shape))
+
     def piece(self, tensor: Tensor, number: int, count: int) -> Tensor:
         """Piece `number` of so many, as a view in which packed matrices have a dimension of their own."""
         packed: Tensor = tensor.unflatten(self.dimension, (self.packed, -1))

@@ -3,9 +3,13 @@ module becomes one by getting its class, and remains itself under its names: wha
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hetpipe.layers.adapters.quantised import QuantisedLinear
+from hetpipe.layers.shards.layout import Cut
 from hetpipe.layers.shards.styles import AHEAD, BEHIND, COLUMN, GATHER, HEADS, ROW, TAKE, Style
 from hetpipe.layers.shards.sums import Group
 
@@ -17,7 +21,7 @@ class ColumnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs / degree]."""
-        return super().forward(_group(self).copied(input))
+        return super().forward(group_of(self).copied(input))
 
 
 class GatheredLinear(ColumnLinear):
@@ -25,7 +29,7 @@ class GatheredLinear(ColumnLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs]."""
-        return _group(self).joined(super().forward(input))
+        return group_of(self).joined(super().forward(input))
 
 
 class RowLinear(nn.Linear):
@@ -33,7 +37,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs / degree] to […, outputs]."""
-        total = _group(self).summed(F.linear(input, self.weight))
+        total = group_of(self).summed(_product(self, input))
         return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
@@ -42,7 +46,7 @@ class TakingLinear(RowLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs]."""
-        return super().forward(_group(self).taken(input))
+        return super().forward(group_of(self).taken(input))
 
 
 class HeadLinear(nn.Linear):
@@ -50,12 +54,17 @@ class HeadLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs / units]."""
-        return F.linear(input, self._own(self.weight), None if self.bias is None else self._own(self.bias))
+        bias = None if self.bias is None else self.own(self.bias)
+        if not isinstance(self, QuantisedLinear):
+            return F.linear(input, self.own(self.weight), bias)
+        made = self.own(self.product(input), input.ndim - 1)
+        return made if bias is None else made + bias.to(made.dtype)
 
-    def _own(self, whole: Tensor) -> Tensor:
-        group, style = _group(self), vars(self)[STYLE]
-        own: Tensor = style.cut.piece(whole, group.number * style.units // group.degree, style.units)
-        return own.flatten(0, 1)
+    def own(self, whole: Tensor, dimension: int = 0) -> Tensor:
+        """Take this device's unit out of what lies along all outputs in this dimension."""
+        group, style = group_of(self), vars(self)[STYLE]
+        piece = Cut(dimension, style.packed).piece(whole, group.number * style.units // group.degree, style.units)
+        return piece.flatten(dimension, dimension + 1)
 
 
 class CopiedHeadLinear(HeadLinear):
@@ -63,7 +72,7 @@ class CopiedHeadLinear(HeadLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs / units]."""
-        return super().forward(_group(self).copied(input))
+        return super().forward(group_of(self).copied(input))
 
 
 class OwnHeads(nn.Identity):
@@ -71,7 +80,7 @@ class OwnHeads(nn.Identity):
 
     def forward(self, input: Tensor) -> Tensor:
         """[b, heads, …] to [b, heads / degree, …]."""
-        return _group(self).taken(input, 1)
+        return group_of(self).taken(input, 1)
 
 
 CLASSES: dict[str, type[nn.Module]] = {
@@ -89,17 +98,22 @@ def dress(module: nn.Module, style: Style, group: Group) -> None:
     """Let a module work on its shards."""
     found = (SHARED if style.is_shared(group.degree) else CLASSES).get(style.kind)
     if found is not None:
-        module.__class__ = found
+        module.__class__ = _both(found, type(module))  # type: ignore[arg-type]
         vars(module).update({GROUP: group, STYLE: style})
 
 
-def undress(module: nn.Module) -> None:
-    """Let it work on whole tensors again."""
-    if vars(module).pop(GROUP, None) is not None:
-        del vars(module)[STYLE]
-        module.__class__ = nn.Linear if isinstance(module, nn.Linear) else nn.Identity
+@cache
+def _both(split: type[nn.Module], whole: type[nn.Module]) -> type[nn.Module]:
+    """The class of a split module that is of this class where it is whole."""
+    return split if whole in (nn.Linear, nn.Identity) else type(f"{split.__name__} of {whole.__name__}", (split, whole), {})
 
 
-def _group(module: nn.Module) -> Group:
+def _product(linear: nn.Linear, input: Tensor) -> Tensor:
+    """What it makes before the bias is added."""
+    return linear.product(input) if isinstance(linear, QuantisedLinear) else F.linear(input, linear.weight)
+
+
+def group_of(module: nn.Module) -> Group:
+    """The devices that have its parts."""
     found: Group = vars(module)[GROUP]
     return found

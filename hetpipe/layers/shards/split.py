@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.adapters.quantised import QuantisedLinear
+from hetpipe.layers.shards.dora import SplitDora
+from hetpipe.layers.shards.few_bits import become_shard, become_whole
 from hetpipe.layers.shards.layout import Cut, Layout
-from hetpipe.layers.shards.linears import dress, undress
+from hetpipe.layers.shards.linears import GROUP, STYLE, dress
 from hetpipe.layers.shards.styles import Style, layout_of, styles_of
 from hetpipe.layers.shards.sums import ANEW, Group
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled
@@ -32,6 +35,7 @@ class Split(Fixed):
 
 GROUPS = "num_key_value_groups"  # of transformers' attention: how many heads of queries share one of keys
 COUNTS, LIBRARY = ("n_heads", "num_heads"), "transformers"  # of its T5's attention, and OPT's: how many heads there are
+WHOLE = "_hetpipe_whole"  # what a module is in the whole layer
 WHOLE_COUNTS = "_hetpipe_counts"  # what these are in the whole layer
 
 
@@ -130,19 +134,33 @@ def split_layer(name: str, layer: nn.Module, group: Group, tied: Collection[str]
     return undo
 
 
+class _Whole(NamedTuple):
+    """What a module is where its layer is whole: its class, and of a linear layer its outputs and inputs."""
+
+    kind: type[nn.Module]
+    shape: tuple[int, int] | None
+
+
 def _dress(layer: nn.Module, split: Split) -> None:
     """Let the modules work on their shards."""
-    degree = split.group.degree
+    degree, number = split.group.degree, split.group.number
     for module, style in split.styles.items():
-        held = layer.get_submodule(module)
-        dress(held, style, split.group)
+        held, cut = layer.get_submodule(module), style.cut(degree)
+        shape = (held.out_features, held.in_features) if isinstance(held, nn.Linear) else None
+        vars(held)[WHOLE] = _Whole(type(held), shape)
+        if style.of_lengths:
+            held.__class__ = SplitDora
+        else:
+            dress(held, style, split.group)
         if style.units is not None:
             counts, parts = ((GROUPS,), degree // style.units) if style.is_shared(degree) else (COUNTS, degree)
             for parent, count in _that_count(layer, module, counts):
                 whole = vars(parent).setdefault(WHOLE_COUNTS, {}).setdefault(count, getattr(parent, count))
                 setattr(parent, count, whole // parts)
-        if not style.is_whole(degree) and isinstance(held, nn.Linear):
-            held.out_features, held.in_features = held.weight.shape
+        if isinstance(held, nn.Linear) and shape is not None and cut is not None:
+            if isinstance(held, QuantisedLinear):
+                become_shard(held, cut, number, degree)
+            held.out_features, held.in_features = cut.shard_shape(shape, degree)
 
 
 def _that_count(layer: nn.Module, module: str, counts: Sequence[str]) -> list[tuple[nn.Module, str]]:
@@ -157,12 +175,23 @@ def _undress(layer: nn.Module, split: Split) -> None:
     """Let them work on whole tensors."""
     for module in split.styles:
         held = layer.get_submodule(module)
-        undress(held)
-        if isinstance(held, nn.Linear):
-            held.out_features, held.in_features = held.weight.shape
+        whole: _Whole = vars(held).pop(WHOLE)
+        held.__class__ = whole.kind
+        if isinstance(held, nn.Linear) and whole.shape is not None:
+            held.out_features, held.in_features = whole.shape
+        if isinstance(held, QuantisedLinear):
+            become_whole(held)
+        for own in (GROUP, STYLE):
+            vars(held).pop(own, None)
     for held in layer.modules():
-        for count, whole in vars(held).pop(WHOLE_COUNTS, {}).items():
-            setattr(held, count, whole)
+        for count, number in vars(held).pop(WHOLE_COUNTS, {}).items():
+            setattr(held, count, number)
+
+
+def whole_size(linear: nn.Linear) -> tuple[int, int]:
+    """The outputs and inputs of a linear layer, or of the one of which it is a shard."""
+    found: _Whole | None = vars(linear).get(WHOLE)
+    return found.shape if found is not None and found.shape is not None else (linear.out_features, linear.in_features)
 
 
 def whole_shapes(layer: nn.Module) -> dict[str, tuple[int, ...]]:

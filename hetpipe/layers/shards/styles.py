@@ -28,7 +28,9 @@ from torch import nn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.adapters.names import ADAPTER
+from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear
 from hetpipe.layers.model import named_layers
+from hetpipe.layers.shards.few_bits import parted, parts_cut
 from hetpipe.layers.shards.layout import Cut, Layout
 from hetpipe.layers.transforms import uncompiled
 
@@ -49,12 +51,14 @@ ELSE = "Plan a stage with this layer over another number of devices"
 
 
 class Style(NamedTuple):
-    """How one module is split. `sharing`: how many heads of queries share each of its units."""
+    """How one module is split. `sharing`: how many heads of queries share each of its units. `of_lengths`: it is how DoRA's
+    lengths are beside a matrix that is split so, and not the matrix."""
 
     kind: str
     packed: int = 1
     units: int | None = None
     sharing: int = 1
+    of_lengths: bool = False
 
     def __str__(self) -> str:
         packed, sharing = f":{self.packed}" if self.packed > 1 else "", f"x{self.sharing}" if self.sharing > 1 else ""
@@ -83,9 +87,13 @@ class Style(NamedTuple):
         return self.kind in (PARTIAL, AHEAD, HEADS) or self.is_shared(degree)
 
     @property
-    def cut(self) -> Cut:
+    def way(self) -> Cut:
         """How its weight is cut, if it is."""
         return Cut(1 if self.kind in (ROW, TAKE) else 0, self.packed)
+
+    def cut(self, degree: int) -> Cut | None:
+        """How its weight is cut; None where it is whole on each of so many devices."""
+        return None if self.is_whole(degree) or (self.of_lengths and self.kind != COLUMN) else self.way
 
 
 def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
@@ -101,7 +109,7 @@ def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
         if module not in modules:
             raise InputError(f"{where}: the layer has no such module; it has {sorted(filter(None, modules))}")
         style = Style.parse(text, where)
-        for own, each in _with_adapter(module, modules[module], style, where).items():
+        for own, each in _with_adapter(module, modules[module], style).items():
             found[own] = each
             if not _fits(each, modules[own]):
                 raise InputError(f"{where}: it is a {_told(modules[own])}, and only torch.nn.{_taken(each)} is split so")
@@ -109,10 +117,12 @@ def styles_of(name: str, layer: nn.Module) -> dict[str, Style]:
 
 
 def _fits(style: Style, module: nn.Module) -> bool:
-    """Whether it is a module of the class that the style is for; a linear layer's weight is a parameter."""
+    """Whether it is a module of the class that the style is for; a linear layer's weight is a parameter, or held in few bits."""
     if style.kind == HEADS:
         return type(module) is nn.Identity
-    return style.kind == PARTIAL or (type(module) is nn.Linear and "weight" in module._parameters)
+    if style.kind == PARTIAL or style.of_lengths:
+        return True
+    return type(module) in LINEAR.values() or (type(module) is nn.Linear and "weight" in module._parameters)
 
 
 def _taken(style: Style) -> str:
@@ -123,18 +133,19 @@ def _told(module: nn.Module) -> str:
     return f"{type(module).__name__}{' whose weight is computed' if type(module) is nn.Linear else ''}"
 
 
-def _with_adapter(name: str, module: nn.Module, style: Style, where: str) -> dict[str, Style]:
+def _with_adapter(name: str, module: nn.Module, style: Style) -> dict[str, Style]:
     """The styles of a module's parts, if it is a linear layer with a LoRA adapter (peft's, pull request 3079): beside one that is
     cut by its outputs A is whole and B is cut by outputs, beside one that is cut by its inputs A is cut by inputs and B is whole.
-    Where what enters and what leaves is whole, so is the adapter."""
-    if not (hasattr(module, "base_layer") and hasattr(module, "lora_A")):
+    Where what enters and what leaves is whole, so is the adapter. DoRA's lengths are cut as the outputs are, whatever else."""
+    if style.kind == PARTIAL or not (hasattr(module, "base_layer") and hasattr(module, "lora_A")):
         return {name: style}
+    found = {f"{name}.base_layer": style}
     if getattr(module, "lora_magnitude_vector", None):
-        raise InputError(f"{where}: it has a DoRA adapter, which is not split yet: plan its stage on one device")
-    base, a, b = f"{name}.base_layer", f"{name}.lora_A.{ADAPTER}", f"{name}.lora_B.{ADAPTER}"
+        found[f"{name}.lora_magnitude_vector.{ADAPTER}"] = style._replace(of_lengths=True)
+    a, b = f"{name}.lora_A.{ADAPTER}", f"{name}.lora_B.{ADAPTER}"
     if style.kind == COLUMN:
-        return {base: style, a: Style(AHEAD), b: style._replace(kind=BEHIND)}
-    return {base: style, a: style} if style.kind == ROW else {base: style}
+        return found | {a: Style(AHEAD), b: style._replace(kind=BEHIND)}
+    return found | ({a: style} if style.kind == ROW else {})
 
 
 def set_styles(layers: nn.Sequential, told: Mapping[str, str], where: str) -> None:
@@ -171,20 +182,33 @@ def layout_of(name: str, layer: nn.Module, styles: Mapping[str, Style], degree: 
         held, where = uncompiled(layer).get_submodule(module), f"{module}." if module else ""
         if style.is_whole(degree):
             partial |= {f"{where}{own}" for own, _ in held.named_parameters()}
-            continue
-        assert isinstance(held, nn.Linear)
-        own = style.cut
-        if style.units is not None and style.units % degree:
-            raise InputError(
-                f"layer {name!r} cannot be split over {degree} devices: {module!r} has {style.units} units (heads) that are not "
-                f"parted{f', and {style.sharing} heads share each' if style.sharing > 1 else ''}. {ELSE}"
-            )
-        if not own.divides(held.weight.shape, degree):
-            raise InputError(
-                f"layer {name!r} cannot be split over {degree} devices: the {('outputs', 'inputs')[own.dimension]} of {module!r} "
-                f"are {held.weight.shape[own.dimension]}{f' in {own.packed} parts' if own.packed > 1 else ''}. {ELSE}"
-            )
-        cut[f"{where}weight"] = own
-        if held.bias is not None and own.dimension == 0:
-            cut[f"{where}bias"] = own
+        elif (own := style.cut(degree)) is not None:
+            if isinstance(held, nn.Linear):
+                _check_parts(f"layer {name!r} cannot be split over {degree} devices", module, held, style, degree)
+            parts = parts_cut(held, own) if isinstance(held, QuantisedLinear) else {"weight": own}
+            cut |= {f"{where}{part}": way for part, way in parts.items()}
+            if getattr(held, "bias", None) is not None and own.dimension == 0:
+                cut[f"{where}bias"] = own
     return Layout(cut, frozenset(partial))
+
+
+def _check_parts(said: str, module: str, held: nn.Linear, style: Style, degree: int) -> None:
+    """InputError if there are no so many equal parts of a linear layer."""
+    few, cut = isinstance(held, QuantisedLinear), style.way
+    shape = (held.out_features, held.in_features) if few else tuple(held.weight.shape)
+    if style.units is not None and style.units % degree:
+        raise InputError(
+            f"{said}: {module!r} has {style.units} units (heads) that are not parted"
+            f"{f', and {style.sharing} heads share each' if style.sharing > 1 else ''}. {ELSE}"
+        )
+    if not cut.divides(shape, degree):
+        raise InputError(
+            f"{said}: the {('outputs', 'inputs')[cut.dimension]} of {module!r} are {shape[cut.dimension]}"
+            f"{f' in {cut.packed} parts' if cut.packed > 1 else ''}. {ELSE}"
+        )
+    if isinstance(held, QuantisedLinear) and (numbers := parted(held, cut, degree)) is not None:
+        raise InputError(
+            f"{said}: {module!r} is held in few bits, {held.TOGETHER} numbers by one scale, and a part would have {numbers} "
+            f"numbers {'of each row' if cut.dimension else 'one after the other'}, which are no whole scales. {ELSE}, or write "
+            "adapter.base: int8, which has a scale for each row"
+        )

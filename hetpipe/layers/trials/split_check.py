@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import cut
+from hetpipe.layers.adapters.names import joined
+from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.layers.model import as_tuple, as_value, named_layers
 from hetpipe.layers.numbers import without_autocast
-from hetpipe.layers.shards.split import Split, as_if_whole, split_of
+from hetpipe.layers.shards.split import Split, as_if_whole, split_of, whole_size
 from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.stage import alias
 from hetpipe.layers.transforms import tensors_of
@@ -95,23 +97,25 @@ def _wide(layer: nn.Module) -> torch.dtype:
 
 @contextmanager
 def _drawn_numbers(layer: nn.Module, dtype: torch.dtype, *, shards: bool) -> Iterator[None]:
-    """In here the parameters of a layer have numbers that are drawn, the same on all devices: the whole ones, or shards of them;
-    and buffers are of this type."""
+    """In here the parameters of a layer, and matrices in few bits, have numbers that are drawn, the same on all devices: the
+    whole ones, or shards of them; and other buffers are of this type."""
     split, before = split_of(layer), dict[Tensor, Tensor]()
-    cuts = split.layout.cut if split is not None else {}
+    cuts, parts = split.layout.cut if split is not None else {}, _drawn_parts(layer)
     torch.clear_autocast_cache()  # it knows tensors, and not that they have other numbers now
     try:
         for own, tensor in tensors_of(layer).items():
-            if tensor in before or not tensor.is_floating_point() or tensor.element_size() < 2:
+            few = own in parts
+            if tensor in before or (not few and (not tensor.is_floating_point() or tensor.element_size() < 2)):
                 continue
             before[tensor] = tensor.data
-            if not isinstance(tensor, nn.Parameter):
+            if not few and not isinstance(tensor, nn.Parameter):
                 tensor.data = tensor.data.to(dtype)
                 continue
-            cut = cuts.get(own)
-            value = _drawn(own, tensor, split, dtype)
+            cut, degree = cuts.get(own), split.group.degree if split is not None else 1
+            shape = tuple(tensor.shape) if cut is None else cut.whole_shape(tensor.shape, degree)
+            value = parts.pop(own) if few else _drawn(own, shape, tensor.device, dtype)
             shard = shards and cut is not None and split is not None
-            tensor.data = cut.shard(value, split.group.number, split.group.degree) if shard else value  # type: ignore[union-attr]
+            tensor.data = cut.shard(value, split.group.number, degree) if shard else value  # type: ignore[union-attr]
         yield
     finally:
         for tensor, data in before.items():
@@ -119,13 +123,21 @@ def _drawn_numbers(layer: nn.Module, dtype: torch.dtype, *, shards: bool) -> Ite
         torch.clear_autocast_cache()
 
 
-def _drawn(own: str, tensor: Tensor, split: Split | None, dtype: torch.dtype) -> Tensor:
+def _drawn(own: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Numbers for a whole parameter: matrices that keep the size of what they multiply, others around 1."""
-    cut = split.layout.cut.get(own) if split is not None else None
-    shape = tuple(tensor.shape) if cut is None or split is None else cut.whole_shape(tensor.shape, split.group.degree)
-    draw = torch.Generator(tensor.device).manual_seed(zlib.crc32(own.encode()))
-    value = torch.randn(shape, generator=draw, device=tensor.device, dtype=dtype)
+    draw = torch.Generator(device).manual_seed(zlib.crc32(own.encode()))
+    value = torch.randn(shape, generator=draw, device=device, dtype=dtype)
     return value / max(shape[-1], 1) ** 0.5 if value.ndim > 1 else 1 + 0.3 * value
+
+
+def _drawn_parts(layer: nn.Module) -> dict[str, Tensor]:
+    """Such numbers for whole matrices in few bits, as the parts that hold them."""
+    found = dict[str, Tensor]()
+    for path, module in layer.named_modules():
+        if isinstance(module, QuantisedLinear):
+            weight = _drawn(joined(path, "weight"), whole_size(module), module.get_buffer("codes").device, torch.float32)
+            found |= {joined(path, part): value for part, value in module.quantise(weight).items()}
+    return found
 
 
 def _fault(layer: nn.Module, split: Split, given: Sequence[Tensor], reference: _Run) -> str | None:
