@@ -17,6 +17,7 @@ DEFAULT = "r=16"  # of --lora
 TOKENIZER = "tokenizer.json"  # of a folder that holds one
 SFT = "sft"  # of --method: examples are learned
 METHODS = (SFT, *PREFERENCES)
+QUANTISED = ("nf4", "int8")  # of --base: fewer bits
 SETTINGS = "--set adapter."  # of what an adapter has
 
 
@@ -44,6 +45,7 @@ class Asked:
     log_to: tuple[str, ...] = ()
     evaluated: str | None = None
     early_stop: int | None = None
+    tensor_parallel: tuple[int, ...] = ()
     cluster: str | None = None
     emulate: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -70,6 +72,11 @@ class Asked:
         if self.adapter_keys is None and self.base is not None:
             raise InputError(
                 f"--base {self.base} is for frozen weights, but with --lora {NO_LORA} all weights train. Leave one of the two out"
+            )
+        if self.tensor_parallel and self.base in QUANTISED:
+            raise InputError(
+                f"--tensor-parallel {self.tensor_parallel[0]} splits layers, and layers whose base is held in {self.base} are "
+                "not split yet. Leave one of the two out, or write --base bf16"
             )
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate >= 0):
             raise InputError(f"--lr {self.rate}: write a number of at least 0, such as 2e-4")
