@@ -161,11 +161,11 @@ def kept_storages(layer: nn.Module, tokens: int, width: int, rotary: nn.Module, 
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def layers_of(kind: str) -> Iterator[Any]:
+def layers_of(kind: str, **changes: Any) -> Iterator[Any]:
     """A layer of transformers that does not train, and its rotary angles."""
     module = pytest.importorskip(f"transformers.models.{kind}.modeling_{kind}")
     name = {"llama": "Llama", "qwen3": "Qwen3"}[kind]
-    config = getattr(pytest.importorskip("transformers"), f"{name}Config")(**LLAMA)
+    config = getattr(pytest.importorskip("transformers"), f"{name}Config")(**{**LLAMA, **changes})
     config._attn_implementation = "sdpa"
     yield getattr(module, f"{name}DecoderLayer")(config, 0).requires_grad_(False)
     yield getattr(module, f"{name}RotaryEmbedding")(config)

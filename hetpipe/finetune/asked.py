@@ -44,6 +44,7 @@ class Asked:
     log_to: tuple[str, ...] = ()
     evaluated: str | None = None
     early_stop: int | None = None
+    tensor_parallel: tuple[int, ...] = ()
     cluster: str | None = None
     emulate: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()

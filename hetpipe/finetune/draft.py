@@ -52,6 +52,8 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     job["loss"] = {"name": asked.method} if asked.prefers else {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
     if asked.cluster is not None or asked.emulate:
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
+    if asked.tensor_parallel:
+        job["profiler"] = {"tensor_parallel": sorted(set(asked.tensor_parallel))}
     job["train"] = train
     if evaluate is not None:
         job["evaluate"] = evaluate

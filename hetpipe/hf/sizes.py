@@ -3,7 +3,7 @@ name, transformers says what their layers are like, where it is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
@@ -48,6 +48,11 @@ class Widths(NamedTuple):
     keys: int
     inner: int
     heads: int
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys, each of which some heads of queries share."""
+        return max(1, self.heads * self.keys // self.queries)
 
 
 class Config(NamedTuple):
@@ -171,10 +176,34 @@ def layer_widths(config: Config) -> Widths:
     return Widths(hidden, heads * width, pairs * width, inner, heads)
 
 
-def layer_modules(model_type: str) -> Collection[str]:
-    """What transformers calls the modules of a layer, where it says how they can be cut (`base_model_tp_plan`); else nothing."""
+def layer_modules(model_type: str) -> Mapping[str, str]:
+    """What transformers calls the modules of a layer, and how it cuts each over several devices (`base_model_tp_plan`); nothing
+    where it does not say."""
     plan = getattr(_config_class(model_type), "base_model_tp_plan", None) or {}
-    return {name.rpartition(".")[2] for name in plan if name.startswith("layers.")}
+    return {name.rpartition(".")[2]: style for name, style in plan.items() if name.startswith("layers.")}
+
+
+COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+CUT = {**dict.fromkeys(COLUMNS, "colwise"), **dict.fromkeys(ROWS, "rowwise")}  # the style of each
+
+
+def cut_layer(widths: Widths, matrices: Sequence[Matrix], degree: int) -> tuple[Widths, tuple[Matrix, ...]] | None:
+    """What one of so many devices has of a layer whose matrices are cut by `CUT`: those of `COLUMNS` by their outputs, those of
+    `ROWS` by their inputs. Heads are not parted; if those of keys and values are fewer than the devices, all are on each, which
+    computes one. None where there are no so many equal parts, or other matrices."""
+    shared = widths.key_heads < degree and degree % widths.key_heads == 0
+    parted = (widths.heads, widths.inner, *(() if shared else (widths.key_heads,)))
+    if any(count % degree for count in parted) or not {matrix.name for matrix in matrices} <= CUT.keys():
+        return None
+    keys = widths.keys // (widths.key_heads if shared else degree)
+    own = Widths(widths.hidden, widths.queries // degree, keys, widths.inner // degree, widths.heads // degree)
+    held = widths.keys if shared else keys
+    sizes = {"q_proj": own.queries, "k_proj": held, "v_proj": held, "o_proj": own.queries}
+    found = list[Matrix]()
+    for matrix in matrices:
+        size = sizes.get(matrix.name, own.inner)
+        found.append(matrix._replace(inputs=size) if matrix.name in ROWS else matrix._replace(outputs=size))
+    return own, tuple(found)
 
 
 def config_matrices(config: Config, modules: Collection[str]) -> tuple[Matrix, ...]:

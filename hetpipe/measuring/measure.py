@@ -22,6 +22,7 @@ from hetpipe.layers.device import Emulation, one_thread, torch_device
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.recipe import layer_on
 from hetpipe.layers.shards.split import check_split
+from hetpipe.layers.shards.styles import styles_of
 from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import tied_names
 from hetpipe.layers.trials.layer_check import try_layers
@@ -59,7 +60,7 @@ def profile_cluster(
     sizes = check_sizes(options.microbatch_sizes)
     check_parameters(model, precision)
     if options.tensor_parallel:
-        check_degrees(model, cluster, world, options.tensor_parallel)
+        check_degrees(model, cluster, world.rank_of, options.tensor_parallel)
     who = measurers(cluster, world.rank_of, whole_nodes=whole_nodes)
     precisions = _precisions(precision, cluster, world, who)
     model = replace(model, kinds=kinds_of(model))
@@ -283,9 +284,9 @@ def groups_of(cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[in
     return found
 
 
-def check_degrees(model: Model, cluster: Cluster, world: World, degrees: Sequence[int]) -> None:
+def check_degrees(model: Model, cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[int]) -> None:
     """InputError if no node has so many devices, or a layer cannot be split over so many."""
-    groups_of(cluster, world.rank_of, degrees)
+    groups_of(cluster, rank_of, degrees)
     tied = tied_names(model.layers)
     for degree in degrees:
         for name, layer in named_layers(model.layers):
@@ -293,6 +294,20 @@ def check_degrees(model: Model, cluster: Cluster, world: World, degrees: Sequenc
                 check_split(name, layer, degree, tied)
             except InputError as error:
                 raise InputError(f"layers split over {degree} devices are to be measured ({WHO_ASKS}): {error}") from error
+
+
+def least_degree(model: Model, cluster: Cluster, rank_of: Mapping[str, int]) -> int | None:
+    """The least number of devices over which layers could be split and measured; None if a node has no two of one type, or
+    nothing says how the layers are split."""
+    if not any(styles_of(name, layer) for name, layer in named_layers(model.layers)):
+        return None
+    for degree in range(2, max(count for node in cluster.nodes for count in node.devices.values()) + 1):
+        try:
+            check_degrees(model, cluster, rank_of, [degree])
+        except InputError:
+            continue
+        return degree
+    return None
 
 
 def _split_run(

@@ -32,6 +32,8 @@ from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, stays, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again, with_own_types
+from hetpipe.measuring.measure import least_degree
+from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.compiled import compile_when_idle
 from hetpipe.predict.cost import Costs
@@ -261,13 +263,31 @@ def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
             profile = without_full(profile)
         named = isinstance(request.options.precision, Mapping)  # types by the names that they were found with
         merged = one_type_again(setting.cluster, profile) if setting.found and not named else (setting.cluster, profile)
-        outcome = _try_plan(profile=merged[1], cluster=merged[0], request=request)
+        outcome = _with_hint(_try_plan(profile=merged[1], cluster=merged[0], request=request), setting, profile)
         if isinstance(outcome, Plan):
             outcome = with_own_types(outcome, merged[0], setting.cluster).model_dump(mode="json")
     outcome = setting.world.first(outcome)
     if isinstance(outcome, BaseException):
         raise outcome
     return Plan.parse(outcome, "the new plan")
+
+
+def _with_hint(outcome: Plan | Exception, setting: Setting, profile: Profile) -> Plan | Exception:
+    """What came of planning; where whole layers do not fit, with how split ones could be planned for."""
+    if not isinstance(outcome, PartitionError) or outcome.missing_bytes is None:
+        return outcome
+    if any(m.tensor_parallel > 1 for m in profile.measurements):
+        return outcome
+    degree = least_degree(setting.model, setting.cluster, setting.world.rank_of)
+    if degree is None:
+        return outcome
+    return PartitionError(
+        f"{outcome}. Layers were planned whole: {degree} devices of one type in a node could also split each between them. To "
+        f"let plans do so, write profiler: {{tensor_parallel: [{degree}]}} in the job "
+        f"(hetpipe finetune --tensor-parallel {degree})",
+        missing_bytes=outcome.missing_bytes,
+        needed_bytes=outcome.needed_bytes,
+    )
 
 
 def _try_plan(profile: Profile, cluster: Cluster, request: Request) -> Plan | Exception:

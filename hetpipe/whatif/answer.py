@@ -16,6 +16,7 @@ from hetpipe.documents.options import PlanOptions
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.precisions import PrecisionChoice
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers import ImportOptions
 from hetpipe.exchange.importers.transformer import Cell, transformer_profile
 from hetpipe.files.formats import explained
@@ -23,7 +24,6 @@ from hetpipe.files.messages import InputError, listed
 from hetpipe.partitioners.memory_fit.obstacle import fits
 from hetpipe.planning.partition import Problem
 from hetpipe.study.changes import AS_IT_IS, carried_plan, same_plan
-from hetpipe.study.rules import plan_with
 from hetpipe.study.study import Alternative
 from hetpipe.whatif.adapters.base import Base
 from hetpipe.whatif.adapters.lora import Lora
@@ -34,6 +34,9 @@ from hetpipe.whatif.machine import SECONDS, Machine, Optimizer, as_cluster, card
 from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.order import Timed, in_order
 from hetpipe.whatif.precisions import Single, choose, same_times, singles, turns
+from hetpipe.whatif.shards.measurements import shards, widest_first
+from hetpipe.whatif.shards.rules import degrees_of, layer_of
+from hetpipe.whatif.shards.search import best_plan
 from hetpipe.whatif.shared import Origins, TimesOrigin, for_bf16, with_cards, with_note
 
 MEASURED: tuple[Precision, ...] = ("fp32", "fp16")  # precisions of what is shipped
@@ -77,6 +80,16 @@ class Question:
         """The profile at these precisions, with what cards hold for a moment of a quantised base."""
         held = profile.at(precisions)
         return held if self.adapted is None else self.adapted.with_made(held)
+
+    @cached_property
+    def pairs(self) -> bool:
+        """Whether any row has a machine with several cards of one kind."""
+        return any(len({*machine}) < len(machine) for machine in self.any_machines)
+
+    @property
+    def any_machines(self) -> list[Machine]:
+        """All machines of any row."""
+        return [*self.machines, *(self.machines[0] + more for more in self.added)]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -180,9 +193,9 @@ def _holding(question: Question, added: Sequence[Machine]) -> Machine | None:
     for more in added:
         cluster = as_cluster((here[0] + more, *here[1:]), question.cards, question.link, question.network)
         for precisions in turns(question.precision, profile, chosen, list(cluster.device_types)):
-            problem = Problem.of(question.at(profile, precisions), cluster, question.global_batch, PlanOptions())
-            if fits(problem):
-                return more
+            for one in widest_first(question.at(profile, precisions), cluster):
+                if fits(Problem.of(one, cluster, question.global_batch, PlanOptions())):
+                    return more
     return None
 
 
@@ -245,11 +258,34 @@ def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
             provenance={"source": model.source},
             state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
         )
+        more = _shards(question, profile)
         if adapted is not None:
             profile = adapted.profile(profile, question.tokens, question.cards)
+        profile = profile.model_copy(update={"measurements": (*profile.measurements, *more)})
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
         raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
     return profile, {card: {p: found[card, p][1] for p in question.cards[card].precisions} for card in question.kinds}
+
+
+def _shards(question: Question, plain: Profile) -> list[Measurement]:
+    """Measurements of split layers, where any row has a machine with several cards of one kind and the layers can be split."""
+    model, link = question.model, question.link
+    if unsplit(question) is not None or isinstance(model, Profile):
+        return []
+    layer = layer_of(model, question.base)
+    degrees = degrees_of(layer, question.any_machines)
+    return list(shards(plain, model, layer, question.adapted, question.tokens, question.cards, link, degrees))
+
+
+def unsplit(question: Question) -> str | None:
+    """Why stages are not split over several cards of a machine; None where they may be."""
+    if not question.pairs:
+        return "no machine has several cards of one kind"
+    try:
+        layer_of(question.model, question.base)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _timed(cell: Cell) -> Timed:
@@ -288,7 +324,8 @@ def _row(
     planned = [row for row in (*smaller, *layouts) if row.plan is not None]
     unfit = ""
     for profile in profiles:
-        tried = [plan_with("auto", name, profile, cluster, question.global_batch, time_limit_seconds=question.seconds)]
+        tried = [best_plan(name, profile, cluster, question.global_batch, question.seconds)]
+        profile = widest_first(profile, cluster)[0]
         for row in planned:
             tried += same_plan(row.plan, row.cluster, name, profile, cluster) if row.plan is not None else []
         if any(one.plan is not None for one in tried):
@@ -315,6 +352,7 @@ def _row(
 def _beside(one: Single, profile: Profile, row: AnswerRow, searched: AnswerRow | None) -> AnswerRow:
     """The machines of a row at one precision, as the profile is: what was searched for, or the row's plan, where it is faster
     at that. Where nothing was, the times are those that the row was first planned with."""
+    profile = widest_first(profile, row.cluster)[0]
     if searched is not None:
         tried = [searched.found]
         if row.plan is not None:

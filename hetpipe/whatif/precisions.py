@@ -11,6 +11,7 @@ from hetpipe.documents.options import PlanOptions
 from hetpipe.documents.precisions import PrecisionChoice, in_turn, parse_precision
 from hetpipe.documents.precisions import turns as turns_of
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError, shown
 from hetpipe.whatif.cards import Card, Cards
 
@@ -83,8 +84,9 @@ def singles(profile: Profile, kinds: Sequence[str]) -> list[Single]:
 
 def same_times(one: Profile, other: Profile, kinds: Sequence[str]) -> bool:
     """Whether two profiles, each at one precision of each card, say the same of these cards, but for what it is called."""
-    mine, theirs = (
-        {m.device_type: m.model_copy(update={"precision": None}) for m in profile.measurements if m.device_type in kinds}
-        for profile in (one, other)
-    )
-    return mine == theirs
+
+    def told(profile: Profile) -> dict[tuple[str, int], Measurement]:
+        own = [m for m in profile.measurements if m.device_type in kinds]
+        return {(m.device_type, m.tensor_parallel): m.model_copy(update={"precision": None}) for m in own}
+
+    return told(one) == told(other)

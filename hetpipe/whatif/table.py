@@ -14,7 +14,7 @@ from rich.text import Text
 from hetpipe.documents.profile import Profile
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.whatif.adapters.base import QUANTISED
-from hetpipe.whatif.answer import Answer, AnswerRow
+from hetpipe.whatif.answer import Answer, AnswerRow, unsplit
 from hetpipe.whatif.shipped import shipped_layers
 
 TYPICAL, WORST = 0.18, 2.1  # what python -m bench.what_if.run prints
@@ -144,6 +144,7 @@ def notes(found: Answer) -> Iterator[str]:
         if row.unfit:
             other = ", ".join(f"{card} in {p}" for card, p in row.precisions.items() if p != found.precisions.get(card))
             yield f"{row.name}: fits with {other}, which takes less memory, and not at what is fastest"
+        yield from (f"{row.name}: {split}" for split in splits(row))
         if any(device.id not in row.plan.device_ids for device in row.cluster.devices):
             yield f"{row.name}: the plan is faster without the cards that are marked unused"
     if found.rows[0].plan is None:
@@ -160,6 +161,7 @@ def notes(found: Answer) -> Iterator[str]:
     if as_fp16:
         yield f"Nobody measured bf16 on {', '.join(as_fp16)}: it is taken to be as fast as fp16, which has the same rate there."
     yield from _held_notes(found)
+    yield from _split_notes(found)
     if any(row.price is not None for row in found.rows):
         yield "Prices are of the added cards: yours (--price), else what the maker asked in US dollars when the card came out."
     if not isinstance(question.model, Profile):
@@ -186,6 +188,29 @@ def _held_notes(found: Answer) -> Iterator[str]:
             )
     elif {*found.precisions.values()} & {"fp16", "bf16"} and not isinstance(question.model, Profile):
         yield "fp16 and bf16 are automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number."
+
+
+def splits(row: AnswerRow) -> list[str]:
+    """Which layers are split over which cards, in words."""
+    stages = [stage for replica in row.plan.replicas for stage in replica.stages] if row.plan is not None else []
+    return [
+        f"layers {stage.layers[0]} to {stage.layers[1] - 1} are split over "
+        f"{len(stage.devices)} × {row.cluster.device(stage.devices[0]).type} ({', '.join(stage.devices)})"
+        for stage in stages
+        if len(stage.devices) > 1
+    ]
+
+
+def _split_notes(found: Answer) -> Iterator[str]:
+    """How the times of split layers are made, or why there are none where several cards could split layers."""
+    reason = unsplit(found.question)
+    if any(map(splits, found.rows)):
+        yield (
+            "Times of split layers are computed and not measured: of so many cards each takes its part of the products and all "
+            "of the norms, and each layer has four sums between the cards over --link."
+        )
+    elif reason is not None and found.question.pairs:
+        yield f"Each layer is whole on one card: {reason}."
 
 
 def cheapest_text(found: Answer) -> str:

@@ -81,6 +81,10 @@ METHOD = (
     "the better one, or reward, to score answers."
 )
 LOG_TO = f"Send the curves to {', '.join(TOOLS[:-1])} or {TOOLS[-1]}, too. May be repeated."
+TENSOR_PARALLEL = (
+    "Let plans also split layers over so many equal devices of a machine: 2. May be repeated. Layers are then measured in such "
+    "parts, too, before training."
+)
 CLUSTER = "The devices: cluster.yaml. By default all devices of this machine, or under torchrun of all machines."
 OTHERS = "Set any other key of the job: adapter.targets=\\[q_proj,v_proj]. May be repeated."
 EMULATE = f"Emulate these cards by CPU processes, each as name:memory:slowdown: '{EXAMPLE}'. Give it once for each machine."
@@ -107,6 +111,7 @@ def finetune(
     early_stop: Annotated[int | None, typer.Option("--early-stop", min=1, help=EARLY_STOP)] = None,
     method: Annotated[str, typer.Option(help=METHOD)] = "sft",
     log_to: Annotated[Texts | None, typer.Option("--log-to", help=LOG_TO)] = None,
+    tensor_parallel: Annotated[list[int] | None, typer.Option("--tensor-parallel", min=2, help=TENSOR_PARALLEL)] = None,
     cluster: Annotated[str | None, typer.Option(help=CLUSTER)] = None,
     emulate: Annotated[Texts | None, typer.Option(help=EMULATE)] = None,
     write_job: Annotated[
@@ -143,6 +148,7 @@ def finetune(
         columns=columns,
         evaluated=evaluated,
         early_stop=early_stop,
+        tensor_parallel=tuple(tensor_parallel or ()),
         method=method,
         log_to=tuple(log_to or ()),
         cluster=cluster,

@@ -6,7 +6,7 @@ attention's own products, which have two. The embedding, before all adapters, sa
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from hetpipe.documents.clusters.assumed import CONTEXT_BYTES, CUBLAS_BYTES
@@ -15,7 +15,7 @@ from hetpipe.documents.profile import LayerProfile, Profile
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.documents.profiles.overhead import DeviceOverhead
 from hetpipe.files.messages import InputError, shown
-from hetpipe.hf.sizes import Matrix, Widths, config_matrices, config_type, layer_modules, layer_widths
+from hetpipe.hf.sizes import Matrix, Widths, config_matrices, config_type, cut_layer, layer_modules, layer_widths
 from hetpipe.whatif.adapters.base import Base, held_bytes, made_bytes, matrix_bytes
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.trained import ADAPTER_BYTES, extra, saved_bytes
@@ -27,7 +27,8 @@ Times = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """A model with adapters over its base, whose layers have these widths and modules, and which was built in this type."""
+    """A model with adapters over its base, whose layers have these widths and modules, `others` parameters beside their matrices,
+    and which was built in this type."""
 
     model: NamedModel
     lora: Lora
@@ -37,6 +38,7 @@ class Adapted:
     modules: Collection[str]
     matrices: tuple[Matrix, ...]
     targets: tuple[Matrix, ...]
+    others: int
     shared: bool  # whether the head is the embedding's matrix
 
     @classmethod
@@ -61,6 +63,7 @@ class Adapted:
             modules=modules,
             matrices=matrices,
             targets=lora.chosen(matrices, model.name),
+            others=model.sizes.layer_parameters - sum(matrix.parameters for matrix in matrices),
             shared=config.values.get("tie_word_embeddings") is True,
         )
 
@@ -72,13 +75,33 @@ class Adapted:
     def bytes_of_base(self, precision: Precision) -> tuple[int, ...]:
         """Bytes of the base in embedding, layers and head, on a device that computes at this precision."""
         sizes, number = self.model.sizes, held_bytes(self.base, self.built, precision)
-        rest = sizes.layer_parameters - sum(matrix.parameters for matrix in self.matrices)
-        layer = number * rest + sum(matrix_bytes(m, self.base, self.built, precision) for m in self.matrices)
+        layer = number * self.others + sum(matrix_bytes(m, self.base, self.built, precision) for m in self.matrices)
         return (number * sizes.embedding_parameters, *[layer] * sizes.layers, number * sizes.head_parameters)
+
+    def shard(self, degree: int) -> Adapted:
+        """The model as one of so many devices has it over which layers are split, with the adapters' parts: beside a matrix that
+        is cut by outputs A is whole, beside one that is cut by inputs B is (`hetpipe.layers.shards.styles`)."""
+        cut = cut_layer(self.widths, self.matrices, degree)
+        assert cut is not None
+        widths, matrices = cut
+        names = {target.name for target in self.targets}
+        return replace(self, widths=widths, matrices=matrices, targets=tuple(m for m in matrices if m.name in names))
+
+    def shard_measurement(self, plain: Measurement, tokens: int, card: Card) -> Measurement:
+        """Of a shard as `shard` has it, the measurement of one whose layers all train being `plain`."""
+        held = (base + own for base, own in zip(self.bytes_of_base("bf16"), self._trained_bytes, strict=True))
+        return self._measurement(plain, tokens, card).model_copy(update={"parameter_bytes": tuple(held)})
+
+    @property
+    def _trained_bytes(self) -> tuple[int, ...]:
+        return (0, *[ADAPTER_BYTES * self.trained] * self.model.sizes.layers, 0)
+
+    def stream_number(self, precision: Precision) -> int:
+        """Bytes of a number that goes from layer to layer."""
+        return held_bytes(self.base, self.built, precision)
 
     def profile(self, plain: Profile, tokens: int, cards: Mapping[str, Card]) -> Profile:
         """The model's profile, that of training all of it being `plain`: of samples of so many tokens, on these cards."""
-        trained = (0, *[ADAPTER_BYTES * self.trained] * self.model.sizes.layers, 0)
         least = self.bytes_of_base("bf16")
         tied = least[-1] if self.shared else 0
         layers = tuple(
@@ -91,7 +114,7 @@ class Adapted:
                 tied="embedding" if tied and not own else None,
                 tied_parameter_bytes=tied if not own else 0,
             )
-            for layer, held, own, saved in zip(plain.layers, least, trained, self._saved(tokens, "fp32"), strict=True)
+            for layer, held, own, saved in zip(plain.layers, least, self._trained_bytes, self._saved(tokens, "fp32"), strict=True)
         )
         measurements = tuple(self._measurement(m, tokens, cards[m.device_type]) for m in plain.measurements)
         return plain.model_copy(update={"layers": layers, "measurements": measurements})
@@ -107,7 +130,7 @@ class Adapted:
         lower precision keeps of what is held in float32: a profile has bytes of parameters for all cards alike."""
         precision = cast("Precision", plain.precision)
         more = extra(self.lora, self.targets, self.matrices, self.base, tokens, precision, card)
-        hidden, number = self.widths.hidden, held_bytes(self.base, self.built, precision)
+        hidden, number = self.widths.hidden, self.stream_number(precision)
         again = 2 * tokens * hidden / (self.model.sizes.layer_parameters + 2 * tokens * hidden)  # attention's part of all FLOPs
         forward, backward = list[Times](), list[Times]()
         for size, f, b in zip(plain.microbatch_sizes, plain.forward_seconds, plain.backward_seconds, strict=True):
