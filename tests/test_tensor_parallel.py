@@ -113,6 +113,19 @@ def test_of_a_shard_as_large_a_part_trains_as_of_its_layer() -> None:
     assert [(s.owners, s.size_bytes) for s in segments] == [(("n0/0", "n1/0"), 495), (("n0/1", "n1/1"), 495)]
 
 
+def test_what_trains_of_a_shard_is_what_its_measurement_says() -> None:
+    """As of adapters, of which a split layer has one matrix whole: 60 of 440 bytes, and not the 55 of its part."""
+    document = profile().model_dump()
+    document["layers"][0]["trained_bytes"] = 100
+    split = next(m for m in document["measurements"] if m["tensor_parallel"] == 2)
+    split["trained_bytes"] = [60, 440]
+    costs = Costs(Profile.parse(document, "profile"), cluster())
+    assert costs.parameter_bytes("a", 0, 2, 2) == (880, 60 + 440)
+    split["trained_bytes"] = [441, 440]
+    with pytest.raises(InputError, match="has 441 trained_bytes, more than its 440 parameter_bytes"):
+        Profile.parse(document, "profile")
+
+
 @pytest.mark.parametrize(("adapters", "sharing"), [(1, 2), (2, 1), ("per_device", 1)])
 def test_shards_are_summed_at_the_same_time(adapters: int | str, sharing: int) -> None:
     """They share a node's adapter, or have one each."""

@@ -138,15 +138,21 @@ class Profile(Document):
         return self
 
     def _part_faults(self, m: Measurement) -> list[str]:
-        """Layers whose tied parameter, of which each device of a group holds a part, is larger than all that it holds."""
+        """Layers whose tied parameter, of which each device of a group holds a part, is larger than all that it holds; and those
+        of which more trains than there is."""
         own = m.parameter_bytes if m.tensor_parallel > 1 and m.parameter_bytes is not None else ()
-        pairs = zip(self.layers, own, strict=False)
-        return told(
+        pairs = list(zip(self.layers, own, strict=False))
+        parts = told(
             [(layer, held) for layer, held in pairs if held < layer.tied_parameter_bytes // m.tensor_parallel],
             lambda x: (
                 f"layer {shown(x[0].name)} has {x[1]} parameter_bytes on each device, less than its part of "
                 f"{x[0].tied_parameter_bytes} tied_parameter_bytes"
             ),
+        )
+        trained = zip(self.layers, m.trained_bytes or (), own or [layer.parameter_bytes for layer in self.layers], strict=False)
+        return parts + told(
+            [(layer, trains, held) for layer, trains, held in trained if trains > held],
+            lambda x: f"layer {shown(x[0].name)} has {x[1]} trained_bytes, more than its {x[2]} parameter_bytes",
         )
 
     @property
@@ -275,8 +281,12 @@ class Profile(Document):
         return self._per_layer("buffer_bytes", tensor_parallel, device_type)
 
     def trained_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
-        """Parameter bytes per layer that train on one device, [L]: of a shard as large a part as of the whole layer, in whole
-        bytes."""
+        """Parameter bytes per layer that train on one device, [L]. Of a shard whose measurement does not say, it is as large a part
+        as of the whole layer, in whole bytes."""
+        if device_type and tensor_parallel > 1:
+            own = self.measurement(device_type, tensor_parallel).trained_bytes
+            if own is not None:
+                return np.array(own, dtype=np.float64)
         held, whole = self.parameter_bytes(tensor_parallel, device_type), self.parameter_bytes()
         trained = np.array([layer.trained for layer in self.layers], dtype=np.float64)
         shares = np.where(held == whole, trained, np.floor(held * trained / np.maximum(whole, 1.0)))

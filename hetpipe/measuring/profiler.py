@@ -264,7 +264,9 @@ def measure_device(
         measurement = _with_bytes(measurement, model, device, types, group)
     if group is not None:
         held = [tuple(map(round, kinds.spread({i: own[at] for i, own in steps.held_bytes.items()}))) for at in (0, 1)]
-        measurement = measurement.model_copy(update={"parameter_bytes": held[0], "buffer_bytes": held[1]})
+        trained = tuple(map(round, kinds.spread(steps.parameter_bytes)))
+        own = {"parameter_bytes": held[0], "trained_bytes": trained, "buffer_bytes": held[1]}
+        measurement = measurement.model_copy(update=own)
     return Measured(
         measurement=measurement.slower(factor) if factor > 1 else measurement,
         state_bytes_per_parameter_byte=steps.state_by_parameter(kinds),

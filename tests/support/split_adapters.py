@@ -17,7 +17,7 @@ from hetpipe.documents.sections.adapter import WEIGHTS_FILE
 from hetpipe.hf.adapters.peft_folder import write_adapters
 from hetpipe.layers.adapters.adapt import adapter_of
 from hetpipe.layers.adapters.quantised import QuantisedLinear
-from hetpipe.layers.device import module_bytes
+from hetpipe.layers.device import module_bytes, trained_bytes
 from hetpipe.layers.model import Loss, Model, cross_entropy, mse, named_layers
 from hetpipe.layers.shards.split import Split, split_layer, split_of, whole
 from hetpipe.layers.shards.sums import Group
@@ -185,16 +185,23 @@ def from_plan_to_plan(world: World, folder: str) -> list[Kept]:
 # ---- what is measured ----
 
 
-def measured_bytes(world: World) -> list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]:
-    """Of nets in few bits: bytes of each layer's parameters and buffers as they are measured over all ranks, and as they are."""
+def measured_bytes(world: World) -> list[tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]]:
+    """Of nets in few bits: bytes of each layer's parameters, of those that train, and of buffers, as they are measured over all
+    ranks, and as they are."""
     group, found = Group(world.ranks, world.rank, dist.new_group(world.ranks)), []
     for net in ("splittable, int8", "splittable, nf4, DoRA"):
         layers, (inputs, targets) = build(net, torch.float32), batch(net, 2, 0, torch.float32)
         model = Model(name="test", layers=layers, inputs=inputs, targets=targets, loss=Loss(function=mse))
         own = measure_device(model, "cpu", torch.device("cpu"), [1], torch.optim.SGD, repeats=1, group=group).measurement
         assert own.parameter_bytes is not None
+        assert own.trained_bytes is not None
         assert own.buffer_bytes is not None
         for name, layer in named_layers(layers):
             split_layer(name, layer, group)
-        found.append(([*zip(own.parameter_bytes, own.buffer_bytes, strict=True)], [*map(module_bytes, layers)]))
+        measured = zip(own.parameter_bytes, own.trained_bytes, own.buffer_bytes, strict=True)
+        held = [
+            (parameters, trained_bytes(layer.parameters()), buffers)
+            for layer, (parameters, buffers) in zip(layers, map(module_bytes, layers), strict=True)
+        ]
+        found.append(([*measured], held))
     return found

@@ -19,6 +19,7 @@ Times = tuple[Annotated[float, Field(strict=True, ge=0, le=MOST_SECONDS)], ...]
 Array = NDArray[np.float64]
 OWN_BYTES = (
     "parameter_bytes",
+    "trained_bytes",
     "buffer_bytes",
     "saved_bytes_per_sample",
     "first_saved_bytes_per_sample",
@@ -29,8 +30,8 @@ OWN_BYTES = (
 
 class Measurement(Strict):
     """Seconds of all L layers on one device type: one row per micro-batch size. The last layer's times include the loss.
-    A tensor-parallel degree above 1 carries its own parameter, buffer and saved bytes per device; of these parameters as large a
-    part trains as of the whole layer's.
+    A tensor-parallel degree above 1 carries its own parameter, buffer and saved bytes per device. `trained_bytes`: those of these
+    parameters that train; where they are left out, as large a part as of the whole layer's.
 
     `precision`: what matrix products are computed in, by torch's autocast where that is not fp32; parameters are of float32.
     Below fp32 a measurement has bytes of its own. `saved_bytes_per_sample`: what a sample leaves for backward, and
@@ -47,6 +48,7 @@ class Measurement(Strict):
     backward_seconds: tuple[Times, ...]
     optimizer_seconds: Times
     parameter_bytes: tuple[Bytes, ...] | None = None
+    trained_bytes: tuple[Bytes, ...] | None = None
     buffer_bytes: tuple[Bytes, ...] | None = None
     saved_bytes_per_sample: tuple[Bytes, ...] | None = None
     first_saved_bytes_per_sample: tuple[Bytes, ...] | None = None

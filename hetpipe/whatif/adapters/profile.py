@@ -89,8 +89,9 @@ class Adapted:
 
     def shard_measurement(self, plain: Measurement, tokens: int, card: Card) -> Measurement:
         """Of a shard as `shard` has it, the measurement of one whose layers all train being `plain`."""
-        held = (base + own for base, own in zip(self.bytes_of_base("bf16"), self._trained_bytes, strict=True))
-        return self._measurement(plain, tokens, card).model_copy(update={"parameter_bytes": tuple(held)})
+        trained = self._trained_bytes
+        held = tuple(base + own for base, own in zip(self.bytes_of_base("bf16"), trained, strict=True))
+        return self._measurement(plain, tokens, card).model_copy(update={"parameter_bytes": held, "trained_bytes": trained})
 
     @property
     def _trained_bytes(self) -> tuple[int, ...]:
