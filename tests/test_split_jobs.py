@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
 from hetpipe.documents.profile import Profile
+from hetpipe.layers.model import Loss, mse
+from hetpipe.processes.progress import LOG
+from hetpipe.processes.world import World
 from tests.support.commands import Command
+from tests.support.nets import batch, build
+from tests.support.ranks import cluster_of, make_plan, run_ranks
+from tests.support.split_programs import engine_of, leave
 
 SLOWDOWN = 3.0
 JOB = {
@@ -52,3 +59,21 @@ def test_emulated_devices_split_layers(run: Command, tmp_path: Path, monkeypatch
     assert trained.code == 0, trained.err
     summary = json.loads(Path("runs/job/summary.json").read_text())
     assert summary["steps"] == 2
+
+
+def said_at_the_start(world: World) -> list[str]:
+    """Messages of a rank whose stage is split."""
+    told = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    LOG.addHandler(handler)
+    plan = make_plan([{"cuts": [10], "sizes": [2], "widths": [2]}])
+    leave(engine_of(world, plan, build("splittable"), *batch("splittable", 2, 0), Loss(function=mse)))
+    return told
+
+
+def test_layers_that_stay_whole_are_named_once() -> None:
+    first, second = run_ranks(said_at_the_start, cluster_of(2))
+    told = "layers of a split stage stay whole on each of its 2 devices, since nothing says how to split them: "
+    assert [line for line in first if told in line] == [f"replica 0 stage 0, device n0/0: 2 {told}'2', '8'"]
+    assert not any(told in line for line in second)

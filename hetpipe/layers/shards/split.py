@@ -239,6 +239,12 @@ def whole(layer: nn.Module) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
+def whole_in(stage: nn.Module) -> list[str]:
+    """The layers of a chain that have parameters and are not split, by their names."""
+    layers = {name: layer for name, layer in stage._modules.items() if layer is not None}
+    return [name for name, layer in layers.items() if split_of(layer) is None and any(True for _ in layer.parameters())]
+
+
 def pieces_in(stage: nn.Module) -> dict[str, Piece]:
     """What the tensors of a chain of layers are of which that has shards only, by their names in it."""
     layers = {name: layer for name, layer in stage._modules.items() if layer is not None}

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from hetpipe.documents.number_types import NumberTypes
 from hetpipe.documents.plan import Plan
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, counted
 from hetpipe.layers.device import Emulation, MemoryMeter, Pacer, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
 from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.shards.layout import Cut, Layout
-from hetpipe.layers.shards.split import check_split, refuse_shards, refuse_use, whole
+from hetpipe.layers.shards.split import check_split, refuse_shards, refuse_use, whole, whole_in
 from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import joint_gradients, tied_layers, tied_names
 from hetpipe.layers.stage import Stage
@@ -27,7 +27,7 @@ from hetpipe.layers.trials.rows import TrialRows, cut_to_try, sizes_to_try
 from hetpipe.layers.trials.split_check import Compared, shards_off
 from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.randomness import drawing
-from hetpipe.processes.progress import warn
+from hetpipe.processes.progress import say, warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.checks import stale
 from hetpipe.runtime.forward import OnOutput
@@ -40,6 +40,8 @@ from hetpipe.runtime.stages.executor import Ends, StageRun, forward_stages
 from hetpipe.runtime.stages.handed_on import handed_on
 from hetpipe.runtime.stages.transfers import Room, Side
 from hetpipe.runtime.stages.trying import Trying
+
+FEW = 4  # layers that a message names
 
 
 class _Crossing(NamedTuple):
@@ -75,6 +77,8 @@ class TorchEngine(PlanEngine):
         self.group = self._own_group(groups)
         recompute = self._stage_plan.recompute
         self.stage = make_stage(model.layers, lo, hi, device, recompute=recompute, types=self._own_types, group=self.group)
+        if self.group is not None and self.group.number == 0:
+            self._say_what_is_whole(self.group.degree)
         self._lanes = groups.pipelines[self.replica]
         before, after = (self._side(peers) for peers in plan.peers(self.seats[0]))
         self._sides = before, after
@@ -124,6 +128,15 @@ class TorchEngine(PlanEngine):
             for name, layer in named[owners.lo : owners.hi]
             if len(owners.pieces) > 1
         }
+
+    def _say_what_is_whole(self, degree: int) -> None:
+        names = whole_in(self.stage)
+        if names:
+            few = ", ".join(map(repr, names[:FEW])) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+            say(
+                f"{self.place}: {counted(len(names), 'layer')} of a split stage stay whole on each of its {degree} devices, "
+                f"since nothing says how to split them: {few}"
+            )
 
     def _sharing(self) -> Sharing:
         """How the parameters of this stage are cut by those who own them."""
