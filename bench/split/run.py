@@ -111,7 +111,7 @@ class _Counted:
             self.bytes += tensor.numel() * tensor.element_size()
             return self._plain(group, tensor)
 
-        Group.add_up = add_up  # type: ignore[method-assign]
+        Group.add_up = add_up  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,7 +134,8 @@ def trained(job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profi
             spans = engine.recorders[0].spans
             forward, backward = (median([end - begin for k, _, begin, end in spans if k == kind]) for kind in "FB")
             seen = Seen(forward, backward, counted.bytes)
-            run = Ran(result.steady_seconds, result.overrun_fraction, result.losses, {engine.world.device_id: seen})
+            device = engine.world.device_id or ""
+            run = Ran(result.steady_seconds, result.overrun_fraction, result.losses, {device: seen})
             found.setdefault(name, []).append(run)
     return found
 

@@ -281,8 +281,8 @@ class Profile(Document):
         return self._per_layer("buffer_bytes", tensor_parallel, device_type)
 
     def trained_bytes(self, tensor_parallel: int = 1, device_type: str | None = None) -> Array:
-        """Parameter bytes per layer that train on one device, [L]. Of a shard whose measurement does not say them, as large a part
-        trains as of the whole layer, in whole bytes."""
+        """Parameter bytes per layer that train on one device, [L]. If the measurement of a shard does not say them, as large a
+        part trains as of the whole layer, in whole bytes."""
         if device_type and tensor_parallel > 1:
             own = self.measurement(device_type, tensor_parallel).trained_bytes
             if own is not None:
