@@ -153,7 +153,7 @@ class TestPlanner:
         assert found.predicted is not None
         assert plain.predicted is not None
         assert found.replicas == plain.replicas
-        assert (found.predicted.proof, plain.predicted.proof) == ("search-bound", "exhaustive")
+        assert (found.predicted.proof, plain.predicted.proof) == ("exhaustive", "exhaustive")
         assert found.predicted.gap == plain.predicted.gap == 0
 
     def test_offload_where_nothing_else_fits(self) -> None:

@@ -23,7 +23,7 @@ from hetpipe.predict.cost import peak_of
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-Tables = dict[tuple[str, int], Array]  # of `memory_tables`, by type and degree; memory, batch and options do not change them
+Tables = dict[tuple[str, int, bool], Array]  # of `memory_tables`, by type, degree and offload; nothing else changes them
 BEAM = 64  # takes of each number of stages
 WIDER = 1.25  # times the stages of one number of replicas: those of the next that is tried
 
@@ -193,9 +193,9 @@ class Packer:
     def peak(self, v: int, samples: int, window: int, largest: int, *, again: bool = True) -> Array:
         """Least bytes of a stage on kind v [lo, hi], with `window` of its samples in flight and micro-batches of at most
         `largest`, which may compute `again` if the problem allows it; infinite where there is no layer."""
-        key = self.kinds[v].type, self.kinds[v].degree
+        key = self.kinds[v][1:]
         if key not in self.tables:
-            self.tables[key] = self.types.memory(v)
+            self.tables[key] = self.types.tables(self.kinds[v])
         static, boundary, held, transient, less, layer = self.tables[key]
         with np.errstate(invalid="ignore"):
             found = peak_of(static, boundary, held, transient, samples, window, largest)
