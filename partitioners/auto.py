@@ -118,11 +118,9 @@ class Auto:
         """Seconds for the joint search."""
         if math.isfinite(limit.seconds):
             return max(0.1, limit.left())
-        return (
-            EFFORTS[problem.effort].times(Types(problem).ways).exact_seconds
-            if self.time_limit_seconds is None
-            else self.time_limit_seconds
-        )
+        if self.time_limit_seconds is not None:
+            return self.time_limit_seconds
+        return EFFORTS[problem.effort].times(Types(problem).ways).exact_seconds
 
     def _subsets(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Plan:
         """The cheapest plan of subsets under a deadline. Of a time limit a joint search that follows has half of the rest."""

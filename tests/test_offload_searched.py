@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -62,6 +64,25 @@ def test_auto_finds_what_every_plan_says_is_best(seed: int) -> None:
     assert simulate(found.plan, problem.profile, problem.cluster).step_seconds == pytest.approx(least, rel=1e-9)
     assert found.lower_bound_seconds is not None
     assert found.lower_bound_seconds <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", [1, 6, 7, 35])
+def test_with_the_host_memory_that_is_named_there_is_a_plan(seed: int) -> None:
+    """Hosts lend a part of what stages offload that may not recompute."""
+
+    def lending(more: Mapping[str, int]) -> Problem:
+        own = [(node, more.get(node.name, int(0.06 * (node.host_memory or 0)))) for node in problem.cluster.nodes]
+        nodes = [node.model_copy(update={"host_memory": lent}) for node, lent in own]
+        return replace(problem, cluster=problem.cluster.with_nodes(nodes))
+
+    problem = replace(drawn(seed), allow_recompute=False)
+    with pytest.raises(PartitionError, match="no plan that fits the memory of the cluster's hosts was found") as caught:
+        exhaustive.partitioner(lending({}))
+    with pytest.raises(PartitionError, match=re.escape(str(caught.value))):
+        auto.partitioner(lending({}))
+    named = {node: int(size) for node, size in re.findall(r"host_memory of node '(\w+)' to (\d+) bytes", str(caught.value))}
+    assert named
+    auto.partitioner(lending(named))
 
 
 def test_draws_offload_and_recompute_and_keep() -> None:

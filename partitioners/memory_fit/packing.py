@@ -9,12 +9,13 @@ holds as many samples as these can; then R − 1 share the rest."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Node
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.plan_class import allowed_families, cluster_sizes
 from hetpipe.partitioners.stage_kinds.types import Types
@@ -50,7 +51,7 @@ class Packer:
         prices = [self.types.prices[kind.at] * kind.degree for kind in self.kinds]
         self.takes = np.vstack([self.types.limits[0][: self.V], prices])
         self.tables = {} if tables is None else tables
-        nodes, split = [node.devices for node in problem.cluster.nodes], problem.backend == "torch"
+        nodes, split = problem.cluster.nodes, problem.backend == "torch"
         self.pools = [self._there(x) for x in ([nodes] if split else [[node] for node in nodes])]  # each pipeline is within one
         self.usable = [v for v, kind in enumerate(self.kinds) if split or kind.degree == 1]
         self.sizes = list[tuple[int, list[int]]]()  # of micro-batches, and the kinds measured at each that are at no smaller one
@@ -75,9 +76,9 @@ class Packer:
         """The stages on any devices that hold the most layers at the end of the model, with so many samples."""
         return min((self.farthest((*x, self._money()), samples) for x in self.pools), key=lambda found: found.first)
 
-    def _there(self, nodes: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
+    def _there(self, nodes: Sequence[Node]) -> tuple[int, ...]:
         """The groups of each kind [V] that fit into these nodes."""
-        return tuple(sum(node.get(kind.type, 0) // kind.degree for node in nodes) for kind in self.kinds)
+        return tuple(self.types.groups(kind, nodes) for kind in self.kinds)
 
     def _money(self) -> float:
         most = self.problem.max_price_per_hour

@@ -3,7 +3,7 @@ group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -75,7 +75,7 @@ class Types:
         for kind in self.kinds:
             same = [x.at == kind.at and x.degree >= kind.degree and x.offload >= kind.offload for x in self.kinds]
             takes.append([x.degree // kind.degree if there else 0 for x, there in zip(self.kinds, same, strict=True)])
-            there.append(float(sum(node.devices.get(kind.type, 0) // kind.degree for node in self.nodes_for(kind))))
+            there.append(float(self.groups(kind, self.cluster.nodes)))
         if self.problem.max_price_per_hour is not None:
             takes.append([self.prices[kind.at] * kind.degree for kind in self.kinds])
             there.append(self.problem.max_price_per_hour * (1 + 1e-12))
@@ -90,15 +90,16 @@ class Types:
         """Whether some of so many stages of each kind offload."""
         return any(count and kind.offload for count, kind in zip(take, self.kinds, strict=True))
 
-    def nodes_for(self, kind: TypeKind) -> list[Node]:
-        """The nodes that may have stages of a kind: to offload, a host has to lend memory."""
-        return [node for node in self.cluster.nodes if node.host_memory is not None or not kind.offload]
+    def groups(self, kind: TypeKind, nodes: Iterable[Node]) -> int:
+        """The groups of a kind that fit into these nodes: to offload, a host has to lend memory."""
+        some = (node for node in nodes if node.host_memory is not None or not kind.offload)
+        return sum(node.devices.get(kind.type, 0) // kind.degree for node in some)
 
     def _is_of_use(self, away: TypeKind) -> bool:
         """Whether some stage fits if it offloads, and may not fit as it is."""
         if not self.problem.allow_offload or self.costs.copies(away.type, away.degree) is None:
             return False
-        if all(node.devices.get(away.type, 0) < away.degree for node in self.nodes_for(away)):
+        if not self.groups(away, self.cluster.nodes):
             return False
         return bool((_peak(self._useful(away), 1) <= self.limit[away.at]).any())
 
