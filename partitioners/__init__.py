@@ -4,7 +4,7 @@
 |---|---|---|
 | problem | what is planned: a cluster, a profile, a global batch, and options | `hetpipe/planning/partition.py` |
 | plan class | all plans that `auto` and `exhaustive` choose from | `stage_kinds/plan_class.py` |
-| kind of stage | what a stage can be put on: a device of a type, or several that split its tensors | `stage_kinds/types.py` |
+| kind of stage | a device of a type, or several that split a stage; and whether the stage offloads | `stage_kinds/types.py` |
 | kind of a node | a kind of stage on one node only: the exact search tells nodes apart | `stage_kinds/space.py` |
 | degree | how many devices split the tensors of a stage | `stage_kinds/types.py` |
 | load | the samples of a replica, in micro-batches of one size and a remainder | `stage_kinds/plan_class.py` |

@@ -19,6 +19,7 @@ from hetpipe.partitioners.search.floor import cost, simple_plans
 from hetpipe.partitioners.search.planner import Planner
 from hetpipe.partitioners.stage_kinds.limit import Limit
 from hetpipe.partitioners.stage_kinds.plan_class import microbatch_sizes, require_stage_kinds
+from hetpipe.partitioners.stage_kinds.types import Types
 from hetpipe.planning.partition import PartitionError, Problem, Solution, no_plan_in_time
 from hetpipe.predict.compiled import are_kept, compile_beside, is_compiling, stop_compiling
 
@@ -117,7 +118,9 @@ class Auto:
         """Seconds for the joint search."""
         if math.isfinite(limit.seconds):
             return max(0.1, limit.left())
-        return EFFORTS[problem.effort].exact_seconds if self.time_limit_seconds is None else self.time_limit_seconds
+        if self.time_limit_seconds is not None:
+            return self.time_limit_seconds
+        return EFFORTS[problem.effort].times(Types(problem).ways).exact_seconds
 
     def _subsets(self, problem: Problem, limit: Limit, start: Sequence[Plan]) -> Plan:
         """The cheapest plan of subsets under a deadline. Of a time limit a joint search that follows has half of the rest."""

@@ -48,7 +48,8 @@ class _Shapes:
         self.desk, self.name, self.best, self.types = desk, name, Best(desk), Types(desk.problem)
         self.reals, self.batch = Reals(self.types), desk.problem.global_batch
         of_type = [np.flatnonzero(desk.appraiser.type_of == i) for i in range(self.types.K)]
-        self.devices = [of_type[kind.at] if kind.degree == 1 else of_type[kind.at][:0] for kind in self.types.kinds]
+        whole = [kind.degree == 1 and not kind.offload for kind in self.types.kinds]
+        self.devices = [of_type[kind.at][: None if own else 0] for kind, own in zip(self.types.kinds, whole, strict=True)]
 
     def run(self) -> Iterator[Candidate]:
         """The plans that are better than those before them. A shape that could take least is next: its pipeline is built; and
@@ -91,7 +92,7 @@ class _Shapes:
     def offered(self, R: int, p: Pipeline) -> Iterator[Candidate]:
         """Up to two drafts of R such pipelines, one for each way of placing them: those that are the best so far."""
         n, (share, more) = len(p.stages), divmod(self.batch, R)
-        works = tuple(p.work(samples, self.types.L, (1,) * n, 0) for samples in dict.fromkeys((share + (more > 0), share)))
+        works = tuple(p.work(samples, self.types, 0) for samples in dict.fromkeys((share + (more > 0), share)))
         which = np.minimum((np.arange(R) >= more).astype(np.int64), len(works) - 1)
         for side_by_side in (True, False) if R > 1 and n > 1 else (True,):
             rows = self._rows(R, p, side_by_side=side_by_side)

@@ -3,9 +3,9 @@ functions.
 
 No bounds and no cleverness but four: interchangeable devices are told apart only by their kind; a pipeline
 is simulated once however many plans hold it; of pipelines that differ in nothing but when their stages are ready
-and their gradients made, one that is later at all of them is left out, and so is recompute where a stage fits
-without (`plan_class` says why neither loses an optimum); and a combination is skipped if one of its pipelines alone ends
-after the best step."""
+and their gradients made, one that is later at all of them is left out (but not where stages offload, and share the memory of
+hosts), and so are recompute and offload where a stage fits without (`plan_class` says why neither loses an optimum); and a
+combination is skipped if one of its pipelines alone ends after the best step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice, pairwise
+from itertools import combinations, islice, pairwise, product
 from operator import sub
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from hetpipe.partitioners.stage_kinds.plan_class import (
 from hetpipe.planning.partition import Problem, Solution, no_plan_in_time
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.pipeline import pipeline_times
-from hetpipe.predict.simulator import optimizers_of, play, replica_costs
+from hetpipe.predict.simulator import host_bytes, optimizers_of, play, replica_costs
 from hetpipe.predict.sums import gradients_ahead, sync_times
 
 
@@ -45,6 +45,15 @@ class StagePlace(NamedTuple):
 
 
 MOST_LINES = 2_000  # different pipelines
+
+
+class Way(NamedTuple):
+    """How a stage saves memory, if it does."""
+
+    recompute: bool = False
+    offload: bool = False
+
+
 PlaceLine = tuple[StagePlace, ...]  # of one pipeline, first stage to last
 Free = Counter[tuple[str, str]]  # devices left, by node and type
 
@@ -124,6 +133,8 @@ class Oracle:
         self.ids: dict[tuple[str, str], list[str]] = {}
         for device in problem.cluster.devices:
             self.ids.setdefault((device.node, device.type), []).append(device.id)
+        nodes = problem.cluster.nodes if problem.allow_offload else ()
+        self.hosts = {node.name: node.host_memory for node in nodes if node.host_memory is not None}
         self.best: tuple[float, float] = (math.inf, math.inf)  # what is minimised, and the step
         self.plan: Plan | None = None
         self.late = Limit.of(problem).late
@@ -148,15 +159,13 @@ class Oracle:
                 for family in families_of(allowed_families(self.problem), n, m):
                     depths = [depth_of(family, n - s, m) for s in range(n)]
                     layers = [(ends[s], ends[s + 1]) for s in range(n)]
-                    again = [
-                        self.recompute(place, *part, sizes, depth)
-                        for place, part, depth in zip(line, layers, depths, strict=True)
+                    each = [
+                        self.ways(place, *part, sizes, depth) for place, part, depth in zip(line, layers, depths, strict=True)
                     ]
-                    if None not in again:
-                        kept.append(self._price(line, layers, sizes, depths, [bool(x) for x in again]))
+                    kept += [self._price(line, layers, sizes, depths, ways) for ways in product(*each)]
             found += (
                 kept
-                if self.problem.cluster.shares_adapters
+                if self.problem.cluster.shares_adapters or self.hosts
                 else [
                     x
                     for i, x in enumerate(kept)
@@ -166,14 +175,16 @@ class Oracle:
         return sorted(found, key=lambda x: x.end)
 
     @memoized
-    def recompute(self, place: StagePlace, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> bool | None:
-        """Whether a stage must recompute; None if it does not fit."""
+    def ways(self, place: StagePlace, lo: int, hi: int, sizes: tuple[int, ...], depth: int) -> list[Way]:
+        """How a stage fits: as it is, or else with recompute, offload, or either."""
         limit = self.problem.cluster.device_types[place.type].memory * (1 - self.problem.memory_reserve)
-        for recompute in (False, True) if self.problem.allow_recompute else (False,):
-            memory = self.costs.stage_memory(place.type, lo, hi, samples=sum(sizes), recompute=recompute, degree=place.degree)
+        able = place.node in self.hosts and self.costs.copies(place.type, place.degree) is not None
+        found = list[Way]()
+        for way in [Way(), *[Way(recompute=True)] * self.problem.allow_recompute, *[Way(offload=True)] * able]:
+            memory = self.costs.stage_memory(place.type, lo, hi, samples=sum(sizes), degree=place.degree, **way._asdict())
             if memory.peak(sizes, depth) <= limit:
-                return recompute
-        return None
+                found.append(way)
+        return found[:1] if Way() in found else found
 
     def _price(
         self,
@@ -181,12 +192,12 @@ class Oracle:
         layers: Sequence[tuple[int, int]],
         sizes: tuple[int, ...],
         depths: Sequence[int],
-        recompute: Sequence[bool],
+        ways: Sequence[Way],
     ) -> Priced:
         free = {key: iter(ids) for key, ids in self.ids.items()}
         stages = tuple(
-            StagePlan(layers=part, devices=tuple(islice(free[place[:2]], place.degree)), recompute=again, warmup=depth)
-            for place, part, again, depth in zip(line, layers, recompute, depths, strict=True)
+            StagePlan(layers=part, devices=tuple(islice(free[place[:2]], place.degree)), warmup=depth, **way._asdict())
+            for place, part, way, depth in zip(line, layers, ways, depths, strict=True)
         )
         replica = ReplicaPlan(microbatch_sizes=sizes, stages=stages)
         times = pipeline_times(replica_costs(self.costs, replica), depths)
@@ -211,6 +222,8 @@ class Oracle:
             replicas=tuple(replicas),
             backend=self.problem.backend,
         )
+        if any(size > self.hosts[node] for node, size in host_bytes(plan, self.costs).items()):
+            return
         sums = sync_times(plan, self.costs, [part.ready for part in parts], [part.ahead for part in parts])
         step = max([*(part.end for part in parts), *(end for _, _, end in sums)])
         deadline = self.problem.deadline_seconds_per_step

@@ -138,6 +138,15 @@ def planned(own: Profile, on: Cluster, batch: int = 4, **options: Any) -> Plan:
     return make_plan(own, on, batch, memory_reserve=0.0, **options)
 
 
+def wide_ends() -> tuple[Profile, int]:
+    """Layers with wide ends, whose inputs recompute keeps, and of which most save little; the memory with which they offload."""
+    layers = [{**LAYERS[0], "saved_bytes_per_sample": 100, "output_bytes_per_sample": 900}] * 5 + [LAYERS[2]]
+    wide = make_profile({"a": [1.0] * 6}, sizes=(1,), layers=layers, optimizer=0.1)
+    wide = wide.model_copy(update={"overheads": profile(1e6).overheads})
+    plan = ranks.make_plan([{"cuts": [6], "sizes": [1], "offload": True}], model=wide.model)
+    return wide, simulate(plan, wide, cluster(1)).peak_bytes["n0/0"]
+
+
 class TestPlanner:
     @pytest.mark.parametrize(("rate", "way"), [(1e6, "offload"), (1.0, "recompute")])
     def test_what_is_faster_is_chosen(self, rate: float, way: str) -> None:
@@ -153,19 +162,30 @@ class TestPlanner:
         assert found.predicted is not None
         assert plain.predicted is not None
         assert found.replicas == plain.replicas
-        assert (found.predicted.proof, plain.predicted.proof) == ("search-bound", "exhaustive")
+        assert (found.predicted.proof, plain.predicted.proof) == ("exhaustive", "exhaustive")
         assert found.predicted.gap == plain.predicted.gap == 0
 
     def test_offload_where_nothing_else_fits(self) -> None:
-        """Layers with wide ends, whose inputs recompute keeps, and of which most save little."""
-        layers = [{**LAYERS[0], "saved_bytes_per_sample": 100, "output_bytes_per_sample": 900}] * 5 + [LAYERS[2]]
-        wide = make_profile({"a": [1.0] * 6}, sizes=(1,), layers=layers, optimizer=0.1)
-        wide = wide.model_copy(update={"overheads": profile(1e6).overheads})
-        plan = ranks.make_plan([{"cuts": [6], "sizes": [1], "offload": True}], model=wide.model)
-        memory = simulate(plan, wide, cluster(1)).peak_bytes["n0/0"]
+        wide, memory = wide_ends()
         with pytest.raises(PartitionError):
             planned(wide, cluster(1, memory=memory), 1)
         assert ways(planned(wide, cluster(1, host=10**6, memory=memory), 1)) == ["offload"]
+
+    @pytest.mark.parametrize("partitioner", ["auto", "chain", "exhaustive"])
+    def test_hosts_that_lend_too_little_are_named_with_what_is_enough(self, partitioner: str) -> None:
+        wide, memory = wide_ends()
+        found = planned(wide, cluster(1, host=10**6, memory=memory), 1, partitioner=partitioner).predicted
+        assert found is not None
+        assert found.host_bytes is not None
+        needed = found.host_bytes["n0"]
+        message = (
+            f"hosts was found; .* stages offload {needed} bytes to the host of node 'n0', whose host_memory is {needed - 1} bytes"
+            f". It would fit if you raise the host_memory of node 'n0' to {needed} bytes, or give each 'a' "
+        )
+        with pytest.raises(PartitionError, match=message) as caught:
+            planned(wide, cluster(1, host=needed - 1, memory=memory), 1, partitioner=partitioner)
+        assert caught.value.missing_bytes == 1
+        assert planned(wide, cluster(1, host=needed, memory=memory), 1, partitioner=partitioner).predicted == found
 
     def test_a_host_with_too_little_memory_recomputes(self) -> None:
         memory = max(least("offload"), least("recompute"))

@@ -96,7 +96,7 @@ def test_what_crosses_an_adapter_takes_about_what_is_simulated(rows: list[list[i
     link = {"bandwidth": 1e9 / seconds, "latency": 0.0}
     problem = make_problem(make_cluster([{"a": 2}, {"a": 2}], link=link), profile, 8)
     found, both, which = assembly(problem), pipeline((0, 0), (0, 1, 2)), np.array([0, 0])
-    draft = Draft("auto", "1f1b", np.array(rows), (both.work(4, 2, (1, 1), 0),), which)
+    draft = Draft("auto", "1f1b", np.array(rows), (both.work(4, found.types, 0),), which)
     nodes = found.desk.appraiser.links.node[draft.rows]
     about = found.estimates.seconds([(both, 4)], which, nodes)
     assert about == pytest.approx(simulate(draft.plan(problem), profile, problem.cluster).step_seconds, rel=0.12)

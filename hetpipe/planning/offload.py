@@ -1,11 +1,9 @@
-"""Offload as a choice beside recompute: what any partitioner finds, with each stage keeping, recomputing or offloading.
+"""Offload as a choice beside recompute, in a plan that a partitioner found: each stage keeps what it saves where that fits;
+else it recomputes, or offloads where that makes the simulated step shorter, or is all that fits, while the hosts' memory lasts.
+The plan stays as it is where none of this makes it better.
 
-A partitioner is asked three times: as it is; as if activations took no memory; and as if every stage offloaded, for nothing.
-Of each answer each stage keeps what it saves where it fits; else it recomputes, or offloads where that makes the simulated step
-shorter, or is all that fits, while the hosts' memory lasts. The best of them is the plan. What the second search proves bounds
-every plan that recomputes, offloads or neither: without the bytes of activations each of them fits (no stage needs less than the
-problem of that search counts), and takes no longer. The first search's bound is of plans that do not offload, and is left out.
-"""
+`auto`, `chain` and `exhaustive` choose these ways with all else, as kinds of stage (`partitioners/stage_kinds/types.py`). Rules
+that say how all stages save memory have the best of each here."""
 
 from __future__ import annotations
 
@@ -14,67 +12,20 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
-
 from hetpipe.documents.plan import Plan, StagePlan
-from hetpipe.documents.profile import Profile
-from hetpipe.planning.partition import Partitioner, PartitionError, Problem, Solution
+from hetpipe.planning.partition import Partitioner, Problem, Solution
 from hetpipe.predict.cost import Costs, most_in_flight
 from hetpipe.predict.simulator import Run, play
 
-NEARLY_NOTHING = 2.0**-14
-
 
 def solve(find: Partitioner, problem: Problem) -> Solution:
-    """What the partitioner finds, with offload where the problem allows it. PartitionError as the partitioner's own."""
+    """What the partitioner finds, with the best ways of its stages. PartitionError as the partitioner's own."""
+    found = find(problem)
     if not problem.allow_offload:
-        return find(problem)
-    limit, choice = problem.time_limit_seconds, _Choice(problem)
-    each = replace(problem, time_limit_seconds=None if limit is None else limit / 3)
-    error: PartitionError | None = None
-    solutions = list[Solution | None]()
-    for asked in (each, replace(each, profile=with_saved(problem.profile, 0.0)), _all_offloaded(each)):
-        try:
-            solutions.append(find(asked))
-        except PartitionError as own:
-            solutions.append(None)
-            error = error or own
-    plans = [plan for found in solutions if found is not None and (plan := choice.made(found.plan)) is not None]
-    if not plans:
-        assert error is not None, "the first answer fits"
-        raise error
-    best, free = Solution(plan=min(plans, key=choice.worth)), solutions[1]
-    if free is None or free.proof is None:
-        return best
-    bound, price = free.lower_bound_seconds, free.lower_bound_price
-    return replace(best, lower_bound_seconds=bound, lower_bound_price=price, proof="search-bound")
-
-
-def with_saved(profile: Profile, part: float) -> Profile:
-    """A profile whose layers save so much of what they do for backward."""
-
-    def changed(saved: int) -> dict[str, float]:
-        return {"saved_bytes_per_sample": saved * part}
-
-    layers = tuple(layer.model_copy(update=changed(layer.saved_bytes_per_sample)) for layer in profile.layers)
-    measured = tuple(
-        m
-        if (own := m.saved_bytes_per_sample) is None
-        else m.model_copy(update={"saved_bytes_per_sample": tuple(x * part for x in own)})
-        for m in profile.measurements
-    )
-    fields = {name: getattr(profile, name) for name in Profile.model_fields}
-    return Profile.model_construct(**{**fields, "layers": layers, "measurements": measured})
-
-
-def _all_offloaded(problem: Problem) -> Problem:
-    """With about the device memory that offload takes, said as what a partitioner knows: each sample in flight saves next to
-    nothing, and a backward works on as many times what its largest layer saves as two neighbours of the model save at most."""
-    runtime, saved = problem.cluster.runtime_overhead, problem.profile.saved_bytes()
-    times = float((saved + np.roll(saved, -1)).max() / max(saved.max(), 1.0))
-    working = runtime.model_copy(update={"backward_workspace": (runtime.backward_workspace + times) / NEARLY_NOTHING})
-    cluster = problem.cluster.model_copy(update={"runtime_overhead": working})
-    return replace(problem, cluster=cluster, profile=with_saved(problem.profile, NEARLY_NOTHING))
+        return found
+    choice = _Choice(problem)
+    other = choice.made(found.plan)
+    return found if other is None else replace(found, plan=min(found.plan, other, key=choice.worth))
 
 
 class _Place(NamedTuple):

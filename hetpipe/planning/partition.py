@@ -19,7 +19,7 @@ from hetpipe.files.messages import InputError, shown
 class PartitionError(Exception):
     """No plan fits, or (`out_of_time`) none was found. Commands print it and exit with 3. The message says which device type,
     which layer, how many bytes; `missing_bytes` is the last as a number, and `needed_bytes` what the stage that does not
-    fit needs, where they are known."""
+    fit needs, where they are known. Where hosts have too little memory, `missing_bytes` is of these."""
 
     exit_code = 3
 

@@ -184,6 +184,14 @@ class Costs:
         copying = size_bytes / copies.host_bytes_per_second
         return computing + copying - (copies.host_copy_overlap or 0.0) * np.minimum(computing, copying)
 
+    def copies(self, device_type: str, degree: int = 1) -> tuple[Array, float] | None:
+        """Seconds in which what all layers before each save of a sample goes to the host, or comes back [L + 1], and the part of
+        the shorter of copying and computing that is hidden; None where that was not measured."""
+        found = self._copies.get(device_type)
+        if found is None or found.host_bytes_per_second is None:
+            return None
+        return self._layer_bytes(device_type, degree).saved / found.host_bytes_per_second, found.host_copy_overlap or 0.0
+
     def host_bytes_per_sample(self, device_type: str, lo: int, hi: int, degree: int = 1) -> float:
         """Bytes of host memory that each sample in flight of an offloaded stage takes, for all devices that split it."""
         saved = self._layer_bytes(device_type, degree).saved

@@ -93,7 +93,7 @@ class Demand:
             work_more=2 * self.more * actions,
             once_more=2 * self.more,
             longest=self._longest(b),
-            hiding=self._hiding(rest if q else full),
+            hiding=self._hiding(b, rest if q else full),
             wire=wires.min(axis=1)[at],
             sums=self._sums(b, R),
             b=b,
@@ -103,9 +103,10 @@ class Demand:
             **self._crossing(b, m, q),
         )
 
-    def _hiding(self, last: Array) -> Array:
-        """What of the last micro-batch can hide sums: what it runs again, and its backward."""
-        return np.stack([self.types.costs.again(last[0]), last[1]]) * self.problem.sums_early
+    def _hiding(self, b: int, last: Array) -> Array:
+        """What of the last micro-batch can hide sums: what it runs again, and its backward, with copies at most."""
+        more = [b * self.types.copied(v) for v in self.usable(b).tolist()]
+        return np.stack([self.types.costs.again(last[0]), last[1] + more]) * self.problem.sums_early
 
     @memoized
     def _ends(self, b: int, first: int, last: int) -> dict[str, Array]:

@@ -37,9 +37,17 @@ def fits(x: Loaded, v: int, lo: int, hi: int, place: int, forwards: int) -> int:
 
 
 @inlined
+def beside_copies(x: Loaded, v: int, lo: int, hi: int, last: int, computing: float) -> float:
+    """Seconds of computing beside the copies of layers [lo, hi), as `Costs.stage_seconds` has them."""
+    copying = x.copied[v, last, hi] - x.copied[v, last, lo]
+    return float(computing + copying - x.hidden[v] * min(computing, copying))
+
+
+@inlined
 def action_seconds(x: Loaded, v: int, lo: int, hi: int, last: int, again: int) -> tuple[float, float]:
     """Forward and backward of a micro-batch of b samples or of the `last`, summed in the order of `Costs.stage_seconds`."""
     f, b = x.times[v, last, 0, hi] - x.times[v, last, 0, lo], x.times[v, last, 1, hi] - x.times[v, last, 1, lo]
+    f, b = beside_copies(x, v, lo, hi, last, f), beside_copies(x, v, lo, hi, last, b)
     if again:
         b = b + (x.times[v, last, 2, hi] - x.times[v, last, 2, lo])
     return f + x.more, b + x.more if x.returns[hi] else 0.0

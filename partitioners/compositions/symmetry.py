@@ -40,11 +40,11 @@ class Symmetry:
     def _alike(self, a: int, b: int) -> bool:
         space, cluster = self.space, self.space.problem.cluster
         ours, theirs = self.kinds[a], self.kinds[b]
-        looks = [[(space.kinds[k].type, space.kinds[k].degree, len(space.kinds[k].devices)) for k in x] for x in (ours, theirs)]
+        looks = [[(space.kinds[k].type, len(space.kinds[k].devices), *space.seat(k)) for k in x] for x in (ours, theirs)]
         if looks[0] != looks[1]:
             return False
         names = [space.kinds[x[0]].node for x in (ours, theirs)]
-        if sum(count for _, count in {(kind, count) for kind, _, count in looks[0]}) > 1:
+        if sum(count for _, count in {(kind, count) for kind, count, *_ in looks[0]}) > 1:
             inside = [cluster.link_between(name, name) for name in names]
             if inside[0] != inside[1]:
                 return False

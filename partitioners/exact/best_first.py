@@ -219,7 +219,7 @@ class ExactSearch:
             return
         pools = [pool.pick(np.lexsort((pool.bound, pool.samples))) for pool in pools]
         same = [r > 0 and grouping[r] == grouping[r - 1] for r in range(R)]
-        side = beside(pools, same, self.bounds.B)
+        side = beside(self.space, pools, same, self.bounds.B)
         rows, found, steps = np.zeros(R, np.int64), np.zeros((CHUNK, R), np.int64), np.zeros(CHUNK)
         state = np.array([0, side.first[0, -1], 0])
         rows[0] = side.first[0, 0] - 1

@@ -28,7 +28,8 @@ def build_plan(space: Space, chosen: list[PricedPipelines], name: str) -> Plan:
             plain = gpipe or own[s] == max(1, min(len(own) - s, load.m))
             devices = tuple(islice(free[space.groups[k]], space.kinds[k].degree))
             warmup = None if plain else own[s]
-            stages.append(StagePlan(layers=(cuts[s], cuts[s + 1]), devices=devices, recompute=bool(recompute[s]), warmup=warmup))
+            way = {"recompute": bool(recompute[s]), "offload": space.types.kinds[space.kinds[k].at].offload}
+            stages.append(StagePlan(layers=(cuts[s], cuts[s + 1]), devices=devices, warmup=warmup, **way))
         replicas.append(ReplicaPlan(microbatch_sizes=load.sizes, stages=tuple(stages)))
     problem = space.problem
     return Plan(

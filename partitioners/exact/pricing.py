@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.partitioners.compositions.stage_times import action_seconds
+from hetpipe.partitioners.compositions.stage_times import action_seconds, beside_copies
 from hetpipe.partitioners.exact.listing import Rows
 from hetpipe.partitioners.stage_kinds.plan_class import FORWARDS, Family, Load, depth
 from hetpipe.partitioners.stage_kinds.space import Array, Index, Loaded, Space
@@ -96,7 +96,7 @@ def _simulate(x: Loaded, forwards: int, kinds: Index, cuts: Index, recompute: In
             ready[i, s] = begin + state[0, s]
             v, lo, hi = x.at[kinds[i, s]], cuts[i, s], cuts[i, s + 1]
             for layer in range(lo, hi):
-                ahead = x.times[v, 1, 1, layer] - x.times[v, 1, 1, lo]
+                ahead = beside_copies(x, v, lo, layer, 1, x.times[v, 1, 1, layer] - x.times[v, 1, 1, lo])
                 if recompute[i, s]:
                     ahead += x.times[v, 1, 2, layer] - x.times[v, 1, 2, lo]
                 made[i, layer] = ready[i, s] - (ahead + sent[s] if x.early else 0.0)

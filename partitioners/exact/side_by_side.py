@@ -21,7 +21,7 @@ class Summing(NamedTuple):
     """What sums of gradients take. Of each kind of a node: its `degree` and the bytes of all layers before each, in all shards
     together, `held` [K, L + 1]; of these, `tied` [L + 1]. Which `link` joins two kinds [K, K], and points (bytes, seconds) of
     each link [links, points] twice. Which layers are members of each tied parameter [ties, L], and its bytes. The most bytes of a
-    bucket, and whether one process drives a pipeline."""
+    bucket, and whether one process drives a pipeline. The bytes that hosts have for stages that offload, of each `lent`."""
 
     degree: Index
     held: Array
@@ -33,6 +33,7 @@ class Summing(NamedTuple):
     member_bytes: Array
     most: float
     one_process: bool
+    lent: Array
 
 
 def summing(space: Space) -> Summing:
@@ -56,6 +57,7 @@ def summing(space: Space) -> Summing:
         np.array([size for _, _, size in profile.ties], dtype=np.float64),
         np.inf if one_process else float(space.costs.bucket_bytes),
         one_process,
+        np.array(list(space.hosts.values()), dtype=np.float64),
     )
 
 
@@ -67,7 +69,8 @@ def _points(link: Link) -> list[tuple[float, float]]:
 
 class Side(NamedTuple):
     """The pipelines to choose from, in order of samples: by row the `samples`, the `bound`, the `kinds` of stages [P, n], and
-    when they are `ready` [P, n]; the stage that holds each layer, and when its gradients are `made` [P, L]. Rows of replica r
+    when they are `ready` [P, n]; the stage that holds each layer, and when its gradients are `made` [P, L];
+    and the bytes that they have on each host [P, hosts]. Rows of replica r
     with n samples are those from first[r, n] to first[r, n + 1] [R, B + 2]; `same` where a replica chooses from those of the one
     before, so that its row is no lower."""
 
@@ -77,11 +80,12 @@ class Side(NamedTuple):
     ready: Array
     holder: Index
     made: Array
+    offloaded: Array
     first: Index
     same: NDArray[np.bool_]
 
 
-def beside(pools: Sequence[PricedPipelines], same: Sequence[bool], B: int) -> Side:
+def beside(space: Space, pools: Sequence[PricedPipelines], same: Sequence[bool], B: int) -> Side:
     """What each replica can choose from for a batch of B samples, in order of samples: its pool, or the `same` as the one
     before."""
     width, some, first, start = max(pool.kinds.shape[1] for pool in pools), list[PricedPipelines](), list[Index](), 0
@@ -104,9 +108,26 @@ def beside(pools: Sequence[PricedPipelines], same: Sequence[bool], B: int) -> Si
         padded([pool.ready for pool in some]),
         np.concatenate([(pool.cuts[:, 1:-1, None] <= layers).sum(axis=1) for pool in some]),
         np.concatenate([pool.made for pool in some]),
+        np.concatenate([_offloaded(space, pool) for pool in some]),
         np.stack(first),
         np.array(same),
     )
+
+
+def _offloaded(space: Space, pool: PricedPipelines) -> Array:
+    """The bytes that each pipeline has on each host [P, hosts]."""
+    found, hosts = np.zeros((pool.number, len(space.hosts))), list(space.hosts)
+    (b, samples, forwards), n = pool.load.T, pool.kinds.shape[1]
+    for k, kind in enumerate(space.kinds):
+        if not space.types.kinds[kind.at].offload:
+            continue
+        saved = np.array([space.costs.host_bytes_per_sample(kind.type, 0, hi, kind.degree) for hi in range(1, space.L + 1)])
+        saved = np.append(0.0, saved)
+        for s in range(n):
+            depth = np.where(forwards > 0, np.maximum(forwards * (n - s - 1) + 1, 1), samples)
+            each = (saved[pool.cuts[:, s + 1]] - saved[pool.cuts[:, s]]) * np.minimum(samples, depth * b)
+            found[:, hosts.index(kind.node)] += np.where(pool.kinds[:, s] == k, each, 0.0)
+    return found
 
 
 @compiled
@@ -149,6 +170,8 @@ def plans_below(
             continue
         if left[R] != 0:
             continue
+        if not _hosts_hold(x, side, rows):
+            continue
         state[2] += R * len(x.tied)
         step = _step(x, side, rows, free, owners)
         if step < limit:
@@ -157,6 +180,18 @@ def plans_below(
             limit = step if falling else limit
     state[0] = r
     return number
+
+
+@compiled
+def _hosts_hold(x: Summing, side: Side, rows: Index) -> bool:
+    """Whether hosts have the memory for all that these pipelines offload."""
+    for host in range(len(x.lent)):
+        size = 0.0
+        for row in rows:
+            size += side.offloaded[row, host]
+        if np.rint(size) > x.lent[host]:
+            return False
+    return True
 
 
 @compiled

@@ -15,6 +15,7 @@ from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import counted
 from hetpipe.files.units import in_bytes
 from hetpipe.partitioners.bound.lower import Lower
+from hetpipe.partitioners.memory_fit.hosts import too_small
 from hetpipe.partitioners.memory_fit.packing import Packed, Packer, Tables, samples_of
 from hetpipe.partitioners.memory_fit.shortage import first_enough, with_more_memory
 from hetpipe.partitioners.stage_kinds.plan_class import cluster_sizes, require_stage_kinds
@@ -44,7 +45,7 @@ def fits(problem: Problem) -> bool:
         require_stage_kinds(problem)
     except PartitionError:
         return False
-    return samples_of(Packer(problem).packing(whole=True)) >= problem.global_batch
+    return Obstacle(problem, False).enough(problem)
 
 
 class Obstacle:
@@ -55,12 +56,19 @@ class Obstacle:
         self.packer = Packer(problem, self.tables)
 
     def packing(self, changed: Problem) -> list[Packed]:
-        """Pipelines that do the batch of a changed problem; not all of it, where none were found that fit."""
-        return Packer(changed, self.tables).packing(self.one_pipeline, whole=True)
+        """Pipelines that do the batch of a changed problem, without offload if that is enough; not all of it, where none were
+        found that fit the devices."""
+        found = list[Packed]()
+        for way in sorted({False, changed.allow_offload}):
+            found = Packer(replace(changed, allow_offload=way), self.tables).packing(self.one_pipeline, whole=True)
+            if samples_of(found) >= changed.global_batch:
+                break
+        return found
 
     def enough(self, changed: Problem) -> bool:
         """Whether a plan that fits is found for a changed problem."""
-        return samples_of(self.packing(changed)) >= changed.global_batch
+        found = self.packing(changed)
+        return samples_of(found) >= changed.global_batch and not too_small(Packer(changed, self.tables), found)
 
     def certain(self) -> bool:
         """Whether it is proven that no plan fits, and has the price."""
@@ -78,9 +86,9 @@ class Obstacle:
         problem = self.problem
         free = self.packing(replace(problem, max_price_per_hour=None))
         if samples_of(free) >= problem.global_batch:
-            return self._limits(free)
+            return self._hosts() or self._limits(free)
         packing = self.packer.packing(self.one_pipeline)
-        more = self._least(lambda name, more: with_more_memory(problem, {name: more}), self._ample)
+        more = self._more_memory()
         text, missing, needed = self._text(packing, more)
         changes = list(self._changes(samples_of(packing), more)) or [
             "use other devices: no single change of memory, batch, schedule or number of devices was found to be enough"
@@ -91,6 +99,25 @@ class Obstacle:
         return PartitionError(
             f"{found}: {text}. It would fit if you {', or '.join(changes)}", missing_bytes=missing, needed_bytes=needed
         )
+
+    def _hosts(self) -> PartitionError | None:
+        """The error where devices hold the batch only if stages offload more than hosts lend."""
+        packing, batch = self.packing(self.problem), self.problem.global_batch
+        short = too_small(self.packer, packing)
+        if samples_of(packing) < batch or not short:
+            return None
+        over = " and ".join(host.text(node) for node, host in short.items())
+        more = " and ".join(f"of node {node!r} to {in_bytes(host.needed, up=True)}" for node, host in short.items())
+        changes = [f"raise the host_memory {more}", *self._changes(batch, self._more_memory())]
+        return PartitionError(
+            f"no plan that fits the memory of the cluster's hosts was found; there may be one: to hold the {batch} samples of a "
+            f"step, stages offload {over}. It would fit if you {', or '.join(changes)}",
+            missing_bytes=sum(host.needed - host.lent for host in short.values()),
+        )
+
+    def _more_memory(self) -> tuple[int, str] | None:
+        """(bytes, type): the least memory more on each device of one type that is enough; None if none is."""
+        return self._least(lambda name, more: with_more_memory(self.problem, {name: more}), self._ample)
 
     def _limits(self, free: list[Packed]) -> PartitionError:
         """The error where memory is enough, but no plan was found that has the price or the deadline."""

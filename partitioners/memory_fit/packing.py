@@ -9,12 +9,13 @@ holds as many samples as these can; then R − 1 share the rest."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpipe.documents.cluster import Node
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.plan_class import allowed_families, cluster_sizes
 from hetpipe.partitioners.stage_kinds.types import Types
@@ -23,7 +24,7 @@ from hetpipe.predict.cost import peak_of
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-Tables = dict[tuple[str, int], Array]  # of `memory_tables`, by type and degree; memory, batch and options do not change them
+Tables = dict[tuple[str, int, bool], Array]  # of `memory_tables`, by type, degree and offload; nothing else changes them
 BEAM = 64  # takes of each number of stages
 WIDER = 1.25  # times the stages of one number of replicas: those of the next that is tried
 
@@ -50,7 +51,7 @@ class Packer:
         prices = [self.types.prices[kind.at] * kind.degree for kind in self.kinds]
         self.takes = np.vstack([self.types.limits[0][: self.V], prices])
         self.tables = {} if tables is None else tables
-        nodes, split = [node.devices for node in problem.cluster.nodes], problem.backend == "torch"
+        nodes, split = problem.cluster.nodes, problem.backend == "torch"
         self.pools = [self._there(x) for x in ([nodes] if split else [[node] for node in nodes])]  # each pipeline is within one
         self.usable = [v for v, kind in enumerate(self.kinds) if split or kind.degree == 1]
         self.sizes = list[tuple[int, list[int]]]()  # of micro-batches, and the kinds measured at each that are at no smaller one
@@ -75,9 +76,9 @@ class Packer:
         """The stages on any devices that hold the most layers at the end of the model, with so many samples."""
         return min((self.farthest((*x, self._money()), samples) for x in self.pools), key=lambda found: found.first)
 
-    def _there(self, nodes: Sequence[Mapping[str, int]]) -> tuple[int, ...]:
+    def _there(self, nodes: Sequence[Node]) -> tuple[int, ...]:
         """The groups of each kind [V] that fit into these nodes."""
-        return tuple(sum(node.get(kind.type, 0) // kind.degree for node in nodes) for kind in self.kinds)
+        return tuple(self.types.groups(kind, nodes) for kind in self.kinds)
 
     def _money(self) -> float:
         most = self.problem.max_price_per_hour
@@ -193,9 +194,9 @@ class Packer:
     def peak(self, v: int, samples: int, window: int, largest: int, *, again: bool = True) -> Array:
         """Least bytes of a stage on kind v [lo, hi], with `window` of its samples in flight and micro-batches of at most
         `largest`, which may compute `again` if the problem allows it; infinite where there is no layer."""
-        key = self.kinds[v].type, self.kinds[v].degree
+        key = self.kinds[v][1:]
         if key not in self.tables:
-            self.tables[key] = self.types.memory(v)
+            self.tables[key] = self.types.tables(self.kinds[v])
         static, boundary, held, transient, less, layer = self.tables[key]
         with np.errstate(invalid="ignore"):
             found = peak_of(static, boundary, held, transient, samples, window, largest)

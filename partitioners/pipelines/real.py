@@ -50,13 +50,14 @@ class Pipeline(NamedTuple):
         left = max(0.0, seconds - self.offset)
         return int(left / self.period) * self.b if left < MOST_BATCH * self.period else MOST_BATCH
 
-    def work(self, samples: int, L: int, degrees: tuple[int, ...], unused: int) -> Work:
+    def work(self, samples: int, types: Types, unused: int) -> Work:
         """The work of this pipeline with so many samples, on a row with so many devices more than it uses."""
+        _, _, degrees, offload = zip(*(types.kinds[v] for v in self.stages), strict=True)
         sizes, n = in_runs(samples, self.b), len(self.stages)
         m = sum(count for _, count in sizes)
         depths = tuple(depth(self.forwards, n - s, m) for s in range(n)) if self.forwards != 1 else ()
         groups = degrees if max(degrees) > 1 else ()
-        return Work(sizes, self.ends + (L,) * unused, self.recompute, groups, depths)
+        return Work(sizes, self.ends + (types.L,) * unused, self.recompute, groups, depths, offload if any(offload) else ())
 
 
 class Reals:

@@ -77,19 +77,24 @@ class Assembly:
         self.near: list[Pipeline] = []  # among which an integer program chose last
         self.batch, self.L = desk.problem.global_batch, types.L
         self.takes, self.there = types.limits
-        self.degrees = [kind.degree for kind in types.kinds]
 
     def look(self, R: int, wishes: Sequence[Wish], least: float) -> float:
         """Make plans of R replicas of pipelines such as these; none is quicker than `least`. First plans in which all replicas
         are alike; then the mix that the integer program chooses, with any cuts; then mixes of pipelines that it nearly chose, all
         cut where one of the chosen is, since their sums wait for fewer others. About what the best takes."""
         alike = [p for p in self.pool(R, wishes, ()) if self.all_can(R, p.take(self.types.V))]
-        for p in sorted(alike, key=lambda p: self.seconds(p, -(-self.batch // R), R))[:ALIKE]:
-            self.make(((p, R),))
+        alike.sort(key=lambda p: self.seconds(p, -(-self.batch // R), R))
+        for away in (False, True):  # hosts may have too little memory for those that offload
+            for p in [p for p in alike if self.types.offloads(p.take(self.types.V)) == away][:ALIKE]:
+                self.make(((p, R),))
         about = self.play(PLAYED)
         free = self._choice(R, wishes, least, ())
+        if free is not None and self.make(free) is None:
+            kept = [x for x in wishes if not self.types.offloads(x.take)]
+            free = self._choice(R, kept, least, ()) if len(kept) < len(wishes) else free
+            if free is not None:
+                self.make(free)
         if free is not None:
-            self.make(free)
             near = [Wish(p.take(self.types.V), p.samples, p.b) for p in self.near]
             used = {p.ends[1:-1]: count for p, count in free if 1 < len(p.stages) < self.L}
             for cuts in sorted(used, key=lambda x: (len(x), -used[x]))[:SETS]:
@@ -180,7 +185,7 @@ class Assembly:
             return None
         for about, way, draft in sorted(self.drafts(mix, shares, ways), key=itemgetter(0)):
             if about < min(below, self.close(draft)):
-                if self.desk.appraiser.missing(draft):
+                if not self.desk.fits(draft):
                     continue
                 self.fresh.append((about, sum(count * len(p.stages) for p, count in mix), draft))
             made = Assembled(about, mix, way)
@@ -283,14 +288,13 @@ class Assembly:
         each = [p for p, count in mix for _ in range(count)]
         for p, samples in zip(each, shares, strict=True):
             which.append(works.setdefault((p, samples), len(works)))
-        degrees = [tuple(self.degrees[v] for v in p.stages) for p, _ in works]
         node, kinds, R = self.desk.appraiser.links.node, np.array(which), len(each)
         alone = max(self.seconds(p, samples, R) for p, samples in works)
 
         def drafted(rows: Index, forwards: int) -> tuple[float, Draft]:
             """The draft, and about what it takes; with other warm-ups, where `forwards` says which."""
             deep = [(p if forwards < 0 else p._replace(forwards=forwards), samples) for p, samples in works]
-            own = tuple(p.work(samples, self.L, x, n - len(p.stages)) for (p, samples), x in zip(deep, degrees, strict=True))
+            own = tuple(p.work(samples, self.types, n - len(p.stages)) for p, samples in deep)
             about = self.estimates.seconds(deep, kinds, node[rows])
             return about, Draft("auto", self.reals.schedule, rows, own, kinds)
 

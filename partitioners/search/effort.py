@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from hetpipe.documents.options import EffortChoice
@@ -25,6 +26,15 @@ class Effort(NamedTuple):
     moves: int
     tasks: float
     exact_seconds: float
+
+    def times(self, factor: float) -> Effort:
+        """So many times as much of all that is done for each kind of stage."""
+        if factor == 1:
+            return self
+        counted = ("wishes", "pure", "tries", "moves")
+        more = {name: math.ceil(getattr(self, name) * factor) for name in counted}
+        seconds = {name: getattr(self, name) * factor for name in ("before", "after", "exact_seconds")}
+        return self._replace(**more, **seconds)
 
 
 EFFORTS: dict[EffortChoice, Effort] = {

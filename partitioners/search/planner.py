@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice, product, zip_longest
+from itertools import chain, compress, islice, product, zip_longest
 
 import numpy as np
 
@@ -39,9 +39,9 @@ class Planner:
 
     def __init__(self, problem: Problem, late: Callable[[], bool] | None = None, until: Callable[[], bool] | None = None) -> None:
         self.problem, self.late, self.until = problem, late or problem.stopped, until or problem.stopped
-        self.effort = EFFORTS[problem.effort]
         self.desk = Desk(problem, self.late)
         self.types = Types(problem)
+        self.effort = EFFORTS[problem.effort].times(self.types.ways)
         self.over = self.late
         self.lower = Lower(self.types, fluid_bound(problem), lambda: self.over())
         self.workers = ThreadPoolExecutor()
@@ -91,11 +91,12 @@ class Planner:
 
     def _pack(self) -> None:
         """Make the plan of pipelines that memory holds, whatever time they take, if such are found for the whole batch."""
-        packing, reals = Packer(self.problem).packing(whole=True), self.assembly.reals
-        if samples_of(packing) == self.problem.global_batch:
-            mix = tuple(Counter(reals.cut(x.stages, x.samples, x.b, len(packing)) for x in packing).items())
-            self.assembly.make(mix, shares=[p.samples for p, count in mix for _ in range(count)])
-            self.assembly.play(1)
+        reals, ways = self.assembly.reals, sorted({False, self.problem.allow_offload})
+        for packing in (Packer(replace(self.problem, allow_offload=way)).packing(whole=True) for way in ways):
+            if samples_of(packing) == self.problem.global_batch and not self.assembly.made:
+                mix = tuple(Counter(reals.cut(x.stages, x.samples, x.b, len(packing)) for x in packing).items())
+                self.assembly.make(mix, shares=[p.samples for p, count in mix for _ in range(count)])
+                self.assembly.play(1)
 
     def polish(self) -> None:
         """Go on from the best plans that were simulated."""
@@ -139,7 +140,9 @@ class Planner:
         for R in dict.fromkeys(ladder):
             share, best = max(1, self.problem.global_batch // R), math.inf
             even, nodes = ([x for x in takes if self.assembly.all_can(R, x)] for takes in (self.even(R), self._nodes))
-            for take in (*even[:EVENEST], *nodes):
+            away = [self.types.offloads(take) for take in even]
+            some = [list(compress(even, own))[:EVENEST] for own in ([not x for x in away], away)]
+            for take in (*chain.from_iterable(some), *nodes):
                 pipeline = self.assembly.reals.quickest(take, share, R, ())
                 if pipeline is not None:
                     best = min(best, self.assembly.seconds(pipeline, share, R))
@@ -163,8 +166,9 @@ class Planner:
         little from node to node."""
         kinds, found = self.types.kinds, dict[tuple[int, ...], None]()
         shapes = list({tuple(sorted(node.devices.items())): node.devices for node in self.problem.cluster.nodes}.values())
-        for devices, degree, times in product(shapes, sorted({kind.degree for kind in kinds}), NODES):
-            each = [int(times * devices.get(kind.type, 0)) // degree if kind.degree == degree else 0 for kind in kinds]
+        for devices, seat, times in product(shapes, sorted({(kind.offload, kind.degree) for kind in kinds}), NODES):
+            same = [(kind.offload, kind.degree) == seat for kind in kinds]
+            each = [int(times * devices.get(x.type, 0)) // seat[1] if own else 0 for x, own in zip(kinds, same, strict=True)]
             if 0 < sum(each) <= self.types.L:
                 found[tuple(each)] = None
         return list(found)
@@ -185,15 +189,18 @@ class Planner:
 
     def even(self, R: int) -> list[tuple[int, ...]]:
         """Takes that have of each type none, or groups of one degree, as many as there are for each of R replicas, or one more;
-        first those that use about all devices."""
+        first those that use about all devices. As many that offload follow, if any can."""
+        kept = self._even(R, [v for v, kind in enumerate(self.types.kinds) if not kind.offload])
+        every = kept if self.types.ways == 1 else self._even(R, range(self.types.V))
+        away = [take for take in every if self.types.offloads(take)]
+        return kept[: self.effort.even] + away[: self.effort.even]
+
+    def _even(self, R: int, kinds: Sequence[int]) -> list[tuple[int, ...]]:
+        """Takes of some kinds, as `even` says, the evenest first."""
         there, each = self.types.limits[1], list[list[tuple[int, int]]]()
         for at in range(self.types.K):
-            options = [
-                (v, round_(there[v] / R))
-                for v, kind in enumerate(self.types.kinds)
-                if kind.at == at
-                for round_ in (math.floor, math.ceil)
-            ]
+            some = [v for v in kinds if self.types.kinds[v].at == at]
+            options = [(v, round_(there[v] / R)) for v in some for round_ in (math.floor, math.ceil)]
             each.append(list(dict.fromkeys([(0, 0), *((v, count) for v, count in options if 0 < count <= there[v])])))
         found = dict[tuple[int, ...], int]()
         for choice in islice(product(*each), 50 * self.effort.even):
@@ -204,4 +211,4 @@ class Planner:
                 devices = sum(count * self.types.kinds[v].degree for v, count in choice)
                 found.setdefault(tuple(take.tolist()), devices)
         every = len(self.problem.cluster.devices)
-        return sorted(found, key=lambda take: abs(every - R * found[take]))[: self.effort.even]
+        return sorted(found, key=lambda take: abs(every - R * found[take]))

@@ -23,7 +23,7 @@ class Polish:
     def __init__(self, desk: Desk, reals: Reals, tries: int, tasks: float) -> None:
         self.desk, self.reals, self.left = desk, reals, tries
         self.budget, self.L = Budget(desk.steps, tasks, 0, np.inf), reals.L
-        self.kinds = {(kind.type, kind.degree): v for v, kind in enumerate(reals.types.kinds)}
+        self.kinds = {kind[1:]: v for v, kind in enumerate(reals.types.kinds)}
         self.seen = set[object]()
 
     def run(self, draft: Draft, step: float) -> tuple[Draft, float]:
@@ -59,6 +59,7 @@ class Polish:
         for i, work in enumerate(draft.works):
             yield from self.recut(draft, i)
             yield from self.swapped(draft, i, work)
+            yield from self.changed(draft, i, work)
 
     def shifted(self, draft: Draft) -> Iterator[Draft]:
         """Drafts with samples moved from one pipeline to another."""
@@ -115,19 +116,34 @@ class Polish:
                     yield with_works(draft, fitting)
 
     def fitted(self, draft: Draft, i: int, work: Work) -> Work | None:
-        """The work with recompute where it does not fit otherwise; None if it does not fit."""
-        appraiser, again = self.desk.appraiser, [False] * len(work.stages)
-        kinds = appraiser.type_of[draft.rows[draft.which == i]]
-        depths = work.in_flight(draft.schedule)
+        """The work with recompute or offload where it does not fit otherwise; None if it does not fit."""
         for s in range(len(work.stages)):
-            for again[s] in (False, True) if self.desk.problem.allow_recompute else (False,):
-                tried = work._replace(recompute=tuple(again))
-                on = set(kinds[:, work.used[s]].tolist())
-                if all(appraiser.peak(k, s, tried, depths[s]) <= appraiser.limits[k] for k in on):
-                    break
-            else:
+            found = next(self.ways(draft, i, work, s), None)
+            if found is None:
                 return None
-        return work._replace(recompute=tuple(again))
+            work = found
+        return work
+
+    def ways(self, draft: Draft, i: int, work: Work, s: int) -> Iterator[Work]:
+        """The work with stage s as it is, if that fits; else in the way that it has, or in another one that fits."""
+        appraiser = self.desk.appraiser
+        on = set(appraiser.type_of[draft.rows[draft.which == i][:, work.used[s]]].tolist())
+        able = all((appraiser.types[k], work.groups[s], True) in self.kinds for k in on)
+        ways = [(True, False)] * self.desk.problem.allow_recompute + [(False, True)] * able
+        depth, own = work.in_flight(draft.schedule)[s], (work.recomputes[s], work.offloads[s])
+        for recompute, offload in [(False, False), *sorted(ways, key=lambda way: way != own)]:
+            tried = work.with_way(s, recompute=recompute, offload=offload)
+            if all(appraiser.peak(k, s, tried, depth) <= appraiser.limits[k] for k in on):
+                yield tried
+                if not recompute and not offload:
+                    return
+
+    def changed(self, draft: Draft, i: int, work: Work) -> Iterator[Draft]:
+        """Drafts in which a stage that does not fit as it is offloads instead of recomputing, or recomputes instead."""
+        for s in range(len(work.stages)):
+            for other in self.ways(draft, i, work, s):
+                if other != work:
+                    yield with_works(draft, {i: other})
 
     def resized_all(self, draft: Draft) -> Iterator[Draft]:
         """Drafts with other micro-batches or warm-up depths of all pipelines."""
@@ -151,7 +167,7 @@ class Polish:
         for b in sizes:
             found = self.reals.of(line, work.samples, b, len(draft.rows), ())
             if found is not None:
-                yield with_works(draft, {i: found.work(work.samples, self.L, work.groups, len(work.ends) - 1 - len(work.stages))})
+                yield with_works(draft, {i: found.work(work.samples, self.reals.types, len(work.ends) - 1 - len(work.stages))})
 
     def sizes(self, draft: Draft, i: int) -> list[int]:
         """The micro-batch sizes that were measured on all devices of a kind of pipeline."""
@@ -163,7 +179,7 @@ class Polish:
         r = int(np.flatnonzero(draft.which == i)[0])
         work, appraiser = draft.works[i], self.desk.appraiser
         names = [appraiser.types[k] for k in appraiser.type_of[draft.rows[r]][work.used].tolist()]
-        return tuple(self.kinds[name, degree] for name, degree in zip(names, work.groups, strict=True))
+        return tuple(self.kinds[seat] for seat in zip(names, work.groups, work.offloads, strict=True))
 
     def swapped(self, draft: Draft, i: int, work: Work) -> Iterator[Draft]:
         """Drafts with two stages of unlike kinds on each other's devices, with the best cuts."""
@@ -177,12 +193,11 @@ class Polish:
             found = self.reals.of(tuple(line[x] for x in order), work.samples, self.size(work), R, ())
             if found is None:
                 continue
-            degrees = tuple(work.groups[x] for x in order)
             rows = draft.rows.copy()
             mine = draft.which == i
             used = np.array(work.used)
             rows[np.ix_(mine, used)] = draft.rows[np.ix_(mine, used[order])]
-            yield with_works(draft._replace(rows=rows), {i: found.work(work.samples, self.L, degrees, len(work.ends) - 1 - n)})
+            yield with_works(draft._replace(rows=rows), {i: found.work(work.samples, self.reals.types, len(work.ends) - 1 - n)})
 
 
 def moved(work: Work, s: int, more: int) -> Work:

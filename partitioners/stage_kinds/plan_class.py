@@ -4,16 +4,17 @@ Any set of devices is split into ordered pipelines (replicas) with any cuts. A s
 node (tensor parallel) where the profile measured that type at degree t (back end torch only). Replica r is given n_r ≥ 1
 samples, Σ n_r = B, and a micro-batch size b_r that the profile measured on every type and degree that it uses, at most B or the
 next above: it does ⌊n_r / b_r⌋ micro-batches of b_r samples and a last one of the remainder, if there is one (so n_r < b_r is one
-micro-batch of n_r). Each stage recomputes or not. Each replica has one family of warm-up depths: n − s ("1f1b"), 2(n − s) − 1
-("deep"), 3(n − s) − 2 ("deeper") or m ("gpipe"); a plan whose replicas are all "gpipe" is stored with that schedule, others store
-what differs from 1F1B as `warmup`. (While a micro-batch is away on n − s − 1 balanced stages, a stage has time for that many
-forwards and backwards; where a backward takes twice as long, for three times as many forwards.) Peak memory is at most memory ×
-(1 − reserve). The back ends fairscale and torchgpipe: gpipe only, all devices of a replica on one node. The objective is
-`simulate`'s step.
+micro-batch of n_r). Each stage recomputes, offloads or neither. Each replica has one family of warm-up depths: n − s ("1f1b"),
+2(n − s) − 1 ("deep"), 3(n − s) − 2 ("deeper") or m ("gpipe"); a plan whose replicas are all "gpipe" is stored with that schedule,
+others store what differs from 1F1B as `warmup`. (While a micro-batch is away on n − s − 1 balanced stages, a stage has time for
+that many forwards and backwards; where a backward takes twice as long, for three times as many forwards.) Peak memory is at most
+memory × (1 − reserve). The back ends fairscale and torchgpipe: gpipe only, no offload, all devices of a replica on one node. The
+objective is `simulate`'s step.
 
-Recompute never shortens a step (the simulated time is a longest path, monotone in every duration), and a stage that recomputes
-takes no memory from another, so a stage recomputes only if it does not fit otherwise: this loses no optimum and halves each
-stage's choices. Likewise of two pipelines with the same samples, devices and cuts, of which one is ready no later at any stage,
+Recompute and offload never shorten a step (the simulated time is a longest path, monotone in every duration), and a stage that
+does either takes no device memory from another, so a stage does so only if it does not fit otherwise: this loses no optimum and
+leaves few choices. A stage that offloads is on a kind of its own (`types`), and all that do share the memory of their hosts.
+Likewise of two pipelines with the same samples, devices and cuts, of which one is ready no later at any stage,
 and has made no layer's gradients later, the other can be left out: gradient sums and optimizers depend on nothing else, and the
 step is monotone in all these times."""
 

@@ -36,15 +36,18 @@ class NodeKind(NamedTuple):
 class Loaded(NamedTuple):
     """What stages and transfers of one load take, `m` micro-batches of `b` samples, the last of them with as many or fewer, for
     compiled loops. By kind of `types`: `times` [V, 2, 3, L + 1] are the seconds of all layers before each, of a micro-batch of b
-    and of the last: forward, backward, and forward once more under recompute; the bytes of layers (`memory_tables`), the limit
-    and the optimizer [V, lo, hi]. By kind of a node: `at`, its kind of `types` [K]; `occupied` [2, K, K, L + 1] and the longer
-    `latency` of each boundary's transfer, infinite where there is no link. Whether a gradient `returns` over each boundary [L +
-    1]; how many seconds `more` each action takes; whether stages may recompute, transfers block, and sums begin `early`."""
+    and of the last: forward, backward, and forward once more under recompute; `copied` [V, 2, L + 1] those of copies, one way, of
+    which a part of the shorter is `hidden` [V], both 0 where a kind does not offload; the bytes of layers (`memory_tables`), the
+    limit and the optimizer [V, lo, hi]. By kind of a node: `at`, its kind of `types` [K]; `occupied` [2, K, K, L + 1] and the
+    longer `latency` of each boundary's transfer, infinite where there is no link. Whether a gradient `returns` over each boundary
+    [L + 1]; how many seconds `more` each action takes; whether stages may recompute, transfers block, and sums begin `early`."""
 
     b: int
     m: int
     samples: int
     times: Array
+    copied: Array
+    hidden: Array
     tables: Array
     limits: Array
     optimizer: Array
@@ -66,6 +69,7 @@ class Space:
         self.problem, self.types = problem, Types(problem)
         self.costs, self.L = self.types.costs, self.types.L
         self.families, self.one_node = allowed_families(problem), problem.backend != "torch"
+        self.hosts = {node.name: node.host_memory for node in problem.cluster.nodes if node.host_memory is not None}
         grouped: dict[tuple[str, str], list[str]] = {}
         for device in problem.cluster.devices:
             grouped.setdefault((device.node, device.type), []).append(device.id)
@@ -74,7 +78,9 @@ class Space:
             (group, NodeKind(node, name, tuple(ids), kind.degree, v))
             for group, ((node, name), ids) in enumerate(grouped.items())
             for v, kind in enumerate(self.types.kinds)
-            if kind.type == name and kind.degree <= (1 if self.one_node else len(ids))
+            if kind.type == name
+            and kind.degree <= (1 if self.one_node else len(ids))
+            and (not kind.offload or node in self.hosts)
         ]
         self.kinds = [kind for _, kind in found]
         self.groups = [group for group, _ in found]  # of each kind, which devices it takes: an index into `devices`
@@ -94,6 +100,11 @@ class Space:
         """Whether the cluster has the devices for so many stages of each kind."""
         return all(used <= there for used, there in zip(self.used(counts), self.devices, strict=True))
 
+    def seat(self, k: int) -> tuple[int, int | None]:
+        """The degree of kind k, and where it offloads the bytes that the host lends."""
+        kind = self.kinds[k]
+        return kind.degree, self.hosts[kind.node] if self.types.kinds[kind.at].offload else None
+
     def sizes_of(self, k: int) -> tuple[int, ...]:
         """Micro-batch sizes at which kind k was measured."""
         return self.types.sizes_of(self.types.kinds[self.kinds[k].at])
@@ -111,6 +122,8 @@ class Space:
             load.m,
             load.samples,
             self._times(load.b, load.last),
+            np.array([np.outer((load.b, load.last), self.types.copied(v)) for v in range(self.types.V)]),
+            np.array([self.types.hidden(v) for v in range(self.types.V)]),
             *self._fixed,
             self.at,
             *self._sent(load.b, load.last),
@@ -131,7 +144,7 @@ class Space:
     def _times(self, size: int, last: int) -> Array:
         """The `times` of a micro-batch of each of these sizes."""
         types = self.types
-        both = np.array([[types.times(v, x) for x in (size, last)] for v in range(types.V)])
+        both = np.array([[types.computing(v, x) for x in (size, last)] for v in range(types.V)])
         return np.concatenate([both, self.costs.again(both[:, :, :1])], axis=2)
 
     @memoized

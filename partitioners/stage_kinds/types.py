@@ -3,6 +3,7 @@ group."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,23 +11,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpipe.documents.cluster import Link
+from hetpipe.documents.cluster import Link, Node
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.partitioners.stage_kinds.memoized import memoized
 from hetpipe.partitioners.stage_kinds.memory import memory_tables, span
 from hetpipe.partitioners.stage_kinds.wires import link_floor, link_seconds
 from hetpipe.planning.partition import Problem
-from hetpipe.predict.cost import Costs
+from hetpipe.predict.cost import Costs, peak_of
 
 Array = NDArray[np.float64]
 
 
 class TypeKind(NamedTuple):
-    """What a stage can be put on: `degree` devices of type number `at` that split its tensors."""
+    """What a stage can be put on: `degree` devices of type number `at` that split its tensors, and whether it offloads what it
+    saves to their host. A stage of any other kind keeps it, or recomputes."""
 
     at: int
     type: str
     degree: int
+    offload: bool = False
+
+
+def _peak(tables: Array, samples: int) -> Array:
+    """The bytes of stages that have so many samples in flight, in one micro-batch, and do not recompute [lo, hi]."""
+    static, boundary, held, transient, _, _ = tables
+    with np.errstate(invalid="ignore"):
+        return peak_of(static, boundary, held, transient, samples, samples, samples)
 
 
 class Types:
@@ -50,7 +60,9 @@ class Types:
             for x in problem.profile.measurements
             if x.device_type == name and x.tensor_parallel <= self.node_size[i]
         ]
-        self.V, self.K = len(self.kinds), len(self.types)
+        self.K = len(self.types)
+        self.kinds += [away for kind in self.kinds if self._is_of_use(away := kind._replace(offload=True))]
+        self.V = len(self.kinds)
         self.at = np.array([kind.at for kind in self.kinds])
         self.most = min(len(self.cluster.devices), problem.global_batch)
         self.optimizer = np.stack([span(np.array(self._measured(v).optimizer_seconds)) for v in range(self.V)])
@@ -61,12 +73,42 @@ class Types:
         fit into its nodes; and money, if there is a limit."""
         takes, there = list[list[float]](), list[float]()
         for kind in self.kinds:
-            takes.append([x.degree // kind.degree if x.at == kind.at and x.degree >= kind.degree else 0 for x in self.kinds])
-            there.append(float(sum(node.devices.get(kind.type, 0) // kind.degree for node in self.cluster.nodes)))
+            same = [x.at == kind.at and x.degree >= kind.degree and x.offload >= kind.offload for x in self.kinds]
+            takes.append([x.degree // kind.degree if there else 0 for x, there in zip(self.kinds, same, strict=True)])
+            there.append(float(self.groups(kind, self.cluster.nodes)))
         if self.problem.max_price_per_hour is not None:
             takes.append([self.prices[kind.at] * kind.degree for kind in self.kinds])
             there.append(self.problem.max_price_per_hour * (1 + 1e-12))
         return np.array(takes, dtype=np.float64), np.array(there)
+
+    @property
+    def ways(self) -> float:
+        """Kinds of stage for each that does not offload: 1 where none does, 2 where all can."""
+        return self.V / sum(not kind.offload for kind in self.kinds)
+
+    def offloads(self, take: Sequence[int]) -> bool:
+        """Whether some of so many stages of each kind offload."""
+        return any(count and kind.offload for count, kind in zip(take, self.kinds, strict=True))
+
+    def groups(self, kind: TypeKind, nodes: Iterable[Node]) -> int:
+        """The groups of a kind that fit into these nodes: to offload, a host has to lend memory."""
+        some = (node for node in nodes if node.host_memory is not None or not kind.offload)
+        return sum(node.devices.get(kind.type, 0) // kind.degree for node in some)
+
+    def _is_of_use(self, away: TypeKind) -> bool:
+        """Whether some stage fits if it offloads, and may not fit as it is."""
+        if not self.problem.allow_offload or self.costs.copies(away.type, away.degree) is None:
+            return False
+        if not self.groups(away, self.cluster.nodes):
+            return False
+        return bool((_peak(self._useful(away), 1) <= self.limit[away.at]).any())
+
+    def _useful(self, away: TypeKind) -> Array:
+        """The bytes of stages that offload, as `tables`; infinite for those that fit as they are, whatever is in flight, so that
+        they never offload: it makes no action shorter."""
+        plain, found, batch = self.tables(away._replace(offload=False)), self.tables(away).copy(), self.problem.global_batch
+        found[2, _peak(plain, batch) <= self.limit[away.at]] = np.inf
+        return found
 
     def sizes_of(self, kind: TypeKind) -> tuple[int, ...]:
         """Micro-batch sizes that were measured."""
@@ -77,7 +119,16 @@ class Types:
 
     @memoized
     def times(self, v: int, size: int) -> Array:
-        """Forward and backward of all layers before each [2, L + 1], of a micro-batch."""
+        """Forward and backward of all layers before each [2, L + 1], of a micro-batch; of a stage that offloads at most, as if
+        copies were hidden layer by layer."""
+        found, (copying, hidden) = self.computing(v, size), self._copies(v)
+        if not self.kinds[v].offload:
+            return found
+        each, copied = np.diff(found), np.diff(copying) * size
+        return np.pad(np.cumsum(each + copied - hidden * np.minimum(each, copied), axis=1), ((0, 0), (1, 0)))
+
+    def computing(self, v: int, size: int) -> Array:
+        """Forward and backward of all layers before each [2, L + 1], of a micro-batch, without copies."""
         kind = self.kinds[v]
         return np.stack(self.costs.time_prefix(kind.type, size, kind.degree))
 
@@ -95,18 +146,43 @@ class Types:
             here, after = np.array(measurement.times(first)), np.array(measurement.times(first + 1))
             return here - (first - x) * (after - here)
 
-        found: Array = np.minimum.reduce([at(x) for x in dict.fromkeys(sizes)])
+        copying, hidden = self._copies(v)
+        found: Array = np.minimum.reduce([at(x) + (1 - hidden) * x * np.diff(copying) for x in dict.fromkeys(sizes)])
         return found
+
+    def copied(self, v: int) -> Array:
+        """Seconds that copies of a sample take, one way, for all layers before each [L + 1]: none of kinds that do not
+        offload."""
+        return self._copies(v)[0]
+
+    def hidden(self, v: int) -> float:
+        """The part of the shorter of copying and computing that is hidden."""
+        return self._copies(v)[1]
+
+    def _copies(self, v: int) -> tuple[Array, float]:
+        kind = self.kinds[v]
+        found = self.costs.copies(kind.type, kind.degree) if kind.offload else None
+        return (np.zeros(self.L + 1), 0.0) if found is None else found
 
     @memoized
     def memory(self, v: int) -> Array:
-        """The bytes that layers need on kind v, as `memory_tables` has them; whole and as built, the same on all types."""
-        alike = (u for u in range(v) if self._as_built(u) and self._as_built(v))
-        same = next(alike, None)
-        return memory_tables(self.costs, self.L, self.kinds[v].type, self.kinds[v].degree) if same is None else self.memory(same)
+        """The bytes that layers need on kind v, as `memory_tables` has them; infinite for stages that need not offload."""
+        kind = self.kinds[v]
+        return self._useful(kind) if kind.offload else self.tables(kind)
 
-    def _as_built(self, v: int) -> bool:
-        own = self._measured(v)
+    @memoized
+    def tables(self, kind: TypeKind) -> Array:
+        """The bytes that layers need on a kind, as `memory_tables` has them; whole and as built, the same on all types."""
+        alike = (
+            other for other in self.kinds if other.offload == kind.offload and self._as_built(other) and self._as_built(kind)
+        )
+        same = next(alike, kind)
+        if same != kind:
+            return self.tables(same)
+        return memory_tables(self.costs, self.L, kind.type, kind.degree, kind.offload)
+
+    def _as_built(self, kind: TypeKind) -> bool:
+        own = self.problem.profile.measurement(kind.type, kind.degree)
         return own.tensor_parallel == 1 and own.saved_bytes_per_sample is None and own.cast_bytes is None
 
     @cached_property

@@ -50,6 +50,9 @@ class Appraiser:
         self.types = list(dict.fromkeys(device.type for device in cluster.devices))
         self.type_of = np.array([self.types.index(device.type) for device in cluster.devices])
         self.limits = [cluster.device_types[kind].memory * (1 - problem.memory_reserve) for kind in self.types]
+        self.hosts = np.array([node.host_memory or 0 for node in cluster.nodes])
+        lent = {kind for node in cluster.nodes if node.host_memory is not None for kind in node.devices}
+        self.able = np.array([problem.allow_offload and x in lent and self.costs.copies(x) is not None for x in self.types])
         self.largest_node = max(sum(node.devices.values()) for node in cluster.nodes)
 
     def pipelines(self, draft: Draft) -> Iterator[tuple[PipelineKind, Index]]:
@@ -111,12 +114,38 @@ class Appraiser:
 
     def peak(self, kind: int, s: int, work: Work, depth: int) -> int:
         """Greatest bytes of stage s."""
-        part, recompute, degree = work.stages[s], work.recomputes[s], work.groups[s]
-        return self._peak(kind, *part, work.samples, samples_in_flight(work.runs, depth), work.runs[0][0], recompute, degree)
+        part, way, degree = work.stages[s], (work.recomputes[s], work.offloads[s]), work.groups[s]
+        return self._peak(kind, *part, work.samples, samples_in_flight(work.runs, depth), work.runs[0][0], *way, degree)
+
+    def offloading(self, draft: Draft) -> Draft | None:
+        """The draft whose stages all offload where the devices can; None where none can."""
+        works = list[Work]()
+        for work, there in zip(draft.works, self.there(draft), strict=True):
+            away = tuple(bool(self.able[on].all()) for on in there.T)
+            again = tuple(own and not x for own, x in zip(work.recomputes, away, strict=True))
+            works.append(work._replace(recompute=again, offload=away if any(away) else ()))
+        return draft._replace(works=tuple(works)) if any(work.offload for work in works) else None
+
+    def hosts_hold(self, draft: Draft) -> bool:
+        """Whether hosts have the memory for all that a draft offloads to them."""
+        if not any(work.offload for work in draft.works):
+            return True
+        found = np.zeros(len(self.hosts))
+        for i, work in enumerate(draft.works):
+            depths = work.in_flight(draft.schedule)
+            for s, at in enumerate(work.used):
+                devices = draft.rows[draft.which == i, at] if work.offloads[s] else ()
+                for node, kind in zip(self.links.node[devices], self.type_of[devices], strict=True) if len(devices) else ():
+                    each = self.costs.host_bytes_per_sample(self.types[kind], *work.stages[s], work.groups[s])
+                    found[node] += each * samples_in_flight(work.runs, depths[s])
+        return bool((np.rint(found) <= self.hosts).all())
 
     @memoized
-    def _peak(self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool, degree: int) -> int:
-        memory = self.costs.stage_memory(self.types[kind], lo, hi, samples=samples, recompute=recompute, degree=degree)
+    def _peak(
+        self, kind: int, lo: int, hi: int, samples: int, window: int, largest: int, recompute: bool, offload: bool, degree: int
+    ) -> int:
+        way = {"recompute": recompute, "offload": offload}
+        memory = self.costs.stage_memory(self.types[kind], lo, hi, samples=samples, degree=degree, **way)
         return memory.peak_of(window, largest)
 
 

@@ -60,6 +60,16 @@ class Desk:
         """The candidate of one draft."""
         return Candidate(self.appraiser.least(draft), (place,), draft)
 
+    def in_all_ways(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """These candidates, and those in which all stages save memory also with offload, where the problem allows that."""
+        problem = self.problem
+        for candidate in candidates:
+            yield candidate
+            if problem.allow_offload and all(work.recompute is problem.allow_recompute for work in candidate.draft.works):
+                away = self.appraiser.offloading(candidate.draft)
+                if away is not None:
+                    yield candidate._replace(bound=self.appraiser.least(away), order=(*candidate.order, 1), draft=away)
+
     def moved(self, draft: Draft, start: int) -> Draft:
         """The draft with its devices moved on."""
         return draft._replace(rows=(draft.rows + start) % len(self.appraiser.ids)) if start else draft
@@ -68,9 +78,13 @@ class Desk:
         """The most bytes that are missing on a device of each type, where any are."""
         return self.appraiser.missing(self.moved(candidate.draft, candidate.starts[0]))
 
+    def fits(self, draft: Draft) -> bool:
+        """Whether devices and hosts have the memory for a draft."""
+        return not self.appraiser.missing(draft) and self.appraiser.hosts_hold(draft)
+
     def step(self, draft: Draft, below: float, budget: Budget) -> float:
         """The step of a draft; infinite where it does not fit or is not `below` this."""
-        if self.appraiser.missing(draft):
+        if not self.fits(draft):
             return math.inf
         least = self.steps.least(draft, below)
         return budget.step(draft, least) if least < below else math.inf
@@ -81,7 +95,7 @@ class Desk:
         after so many `LOOKS`. Where adapters are shared, only drafts are compared that the budget is enough for; where all take
         too long, it is the draft of the fewest tasks."""
         best: tuple[float, tuple[int, ...], Draft] | None = None
-        some = takewhile(lambda _: math.isinf(below) or not self.late(), candidates)
+        some = takewhile(lambda _: math.isinf(below) or not self.late(), self.in_all_ways(candidates))
         waiting: list[tuple[float, tuple[int, ...], int, Entry]] = []
         for number, candidate in enumerate(some):
             waiting.append((candidate.bound, candidate.place, number, Entry(candidate)))
@@ -117,7 +131,8 @@ class Desk:
         """Its drafts, and what each takes at least, if that could be `below` this."""
         for start in candidate.starts:
             draft = self.moved(candidate.draft, start)
-            yield Entry(candidate, draft, start, self.steps.least(draft, below))
+            if self.appraiser.hosts_hold(draft):
+                yield Entry(candidate, draft, start, self.steps.least(draft, below))
 
 
 class Budget:

@@ -38,12 +38,13 @@ class _Work(NamedTuple):
     recompute: bool | tuple[bool, ...]
     degrees: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
+    offload: tuple[bool, ...] = ()
 
 
 class Work(_Work):
     """What a pipeline does: its micro-batches, where the layers are cut (a device of an empty range is not used), and whether
     all stages recompute, or each. Of each stage, where it is not one device with the schedule's depth: how many devices split
-    it, which follow the first one in the cluster's list; and its warm-up depth."""
+    it, which follow the first one in the cluster's list; and its warm-up depth. Whether each stage offloads, where some do."""
 
     @cached_property
     def used(self) -> list[int]:
@@ -71,9 +72,20 @@ class Work(_Work):
         return (self.recompute,) * len(self.stages) if isinstance(self.recompute, bool) else self.recompute
 
     @cached_property
+    def offloads(self) -> tuple[bool, ...]:
+        """Whether each stage offloads."""
+        return self.offload or (False,) * len(self.stages)
+
+    @cached_property
     def groups(self) -> tuple[int, ...]:
         """Devices of each stage."""
         return self.degrees or (1,) * len(self.stages)
+
+    def with_way(self, s: int, *, recompute: bool, offload: bool) -> Work:
+        """The work whose stage s recomputes, offloads or neither."""
+        again, away = list(self.recomputes), list(self.offloads)
+        again[s], away[s] = recompute, offload
+        return self._replace(recompute=tuple(again), offload=tuple(away) if any(away) else ())
 
     def in_flight(self, schedule: ScheduleName) -> tuple[int, ...]:
         """Warm-up depth of each stage."""
@@ -92,10 +104,10 @@ class Work(_Work):
             microbatch_sizes=tuple(chain.from_iterable(repeat(size, count) for size, count in self.runs)),
             stages=tuple(
                 StagePlan.model_construct(
-                    layers=part, devices=tuple(ids[row[s] : row[s] + degree]), recompute=recompute, warmup=depth
+                    layers=part, devices=tuple(ids[row[s] : row[s] + degree]), recompute=again, offload=away, warmup=depth
                 )
-                for s, part, degree, recompute, depth in zip(
-                    self.used, self.stages, self.groups, self.recomputes, depths, strict=True
+                for s, part, degree, again, away, depth in zip(
+                    self.used, self.stages, self.groups, self.recomputes, self.offloads, depths, strict=True
                 )
             ),
         )
