@@ -63,17 +63,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 LONGEST = (  # 40 s of processor time and more
-    "test_pages.py",
     "test_transparency.py",
-    "test_torchrun.py",
-    "test_examples.py",
-    "test_one_process.py",
     "test_failures.py",
-    "test_stopping.py",
+    "test_pages.py",
+    "test_one_process.py",
+    "test_preferences.py",
     "test_zoo.py",
-    "test_floor.py",
+    "test_split_layers.py",
     "test_trainer.py",
     "test_checkpoint.py",
+    "test_finetune_runs.py",
+    "test_adapter_folders.py",
+    "test_launch.py",
+    "test_torchrun.py",
+    "test_floor.py",
+    "test_stopping.py",
 )
 assert all(Path(__file__).with_name(name).exists() for name in LONGEST)
 

@@ -37,7 +37,7 @@ def test_emulated_clusters_of_configs_can_be_paced_on_two_cores(file: Path) -> N
     assert sum(1 / emulate.slowdown_at(None, kind) for kind, emulate in kinds if emulate is not None) <= 0.7 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @NEEDS_CIFAR10
 def test_alexnet_learns_cifar10_over_four_emulated_devices(tmp_path: Path) -> None:

@@ -51,24 +51,17 @@ def test_emulated_seconds(kind: str, lo: int, hi: int, size: int, recompute: boo
 
 
 class FakeTime:
-    """A clock that goes on while one sleeps, waits, or says so; a thread computes in what it says."""
+    """A clock that goes on while one sleeps, or says so."""
 
     def __init__(self) -> None:
-        self.now, self.idle = 100.0, 0.0
+        self.now = 100.0
 
     def perf_counter(self) -> float:
         return self.now
 
-    def thread_time(self) -> float:
-        return self.now - self.idle
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.idle += seconds
-
     def sleep(self, seconds: float) -> None:
         assert seconds >= 0
-        self.wait(seconds)
+        self.now += seconds
 
 
 @pytest.fixture
@@ -80,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 def test_a_paced_action_lasts_its_time(clock: FakeTime) -> None:
     pacer = Pacer()
-    pacer.start(0.05)
+    pacer.start(0.05, "F")
     clock.now += 0.02
     pacer.finish()
     assert clock.now == pytest.approx(100.05)
@@ -89,7 +82,7 @@ def test_a_paced_action_lasts_its_time(clock: FakeTime) -> None:
 
 def test_a_part_of_an_action_is_reached_no_sooner_than_its_time(clock: FakeTime) -> None:
     pacer = Pacer()
-    pacer.start(1.0)
+    pacer.start(1.0, "F")
     for seconds in (0.02, 0.01):
         pacer.reach(seconds)
         assert clock.now == pytest.approx(100.02)
@@ -99,7 +92,7 @@ def test_a_part_of_an_action_is_reached_no_sooner_than_its_time(clock: FakeTime)
 def test_an_action_that_takes_longer_is_an_overrun(clock: FakeTime) -> None:
     pacer = Pacer()
     for turn in (1, 2):
-        pacer.start(0.005)
+        pacer.start(0.005, "F")
         clock.now += 0.02
         pacer.finish()
         assert clock.now == pytest.approx(100 + 0.02 * turn), "nothing is left to sleep for"
@@ -107,40 +100,36 @@ def test_an_action_that_takes_longer_is_an_overrun(clock: FakeTime) -> None:
 
 
 def test_what_is_real_takes_its_own_time_on_top(clock: FakeTime) -> None:
-    pacer = Pacer(slowdown=4.0)
-    pacer.start(0.05)
+    pacer = Pacer()
+    pacer.start(0.05, "F")
     with pacer.real():
         clock.now += 0.01
     pacer.finish()
     assert clock.now == pytest.approx(100.06)
-    pacer.start(0.05)
+    pacer.start(0.05, "F")
     pacer.finish()
     assert clock.now == pytest.approx(100.11), "of the action before"
 
 
-def test_devices_meet_when_they_have_computed_what_comes_before(clock: FakeTime) -> None:
-    """0.01 on the processor, the sum     0.01 more, the sum     to the end
-    0 ──────── 0.04 ── 0.24 ────────────── 0.28 ── 0.48 ─────── 0.50: 0.1 s, and the two sums' 0.4
+def test_devices_meet_when_they_have_computed_an_equal_part_of_the_action(clock: FakeTime) -> None:
+    """half of the action, the sum     the other half, the sum
+    0 ───────── 0.05 ── 0.25 ───────────── 0.30 ── 0.50: 0.1 s, and the two sums' 0.4
     """
-    pacer = Pacer(slowdown=4.0)
-    pacer.start(0.1)
-    for came, after in ((0.04, 0.24), (0.28, 0.48)):
-        clock.now += 0.01
-        with pacer.meeting():
-            assert clock.now == pytest.approx(100 + came)
-            clock.wait(0.2)
-        assert clock.now == pytest.approx(100 + after)
-    pacer.finish()
-    assert clock.now == pytest.approx(100.5)
+    pacer = Pacer()
+    for begins, parts in ((100.0, ((0.01, 0.21), (0.22, 0.42))), (100.5, ((0.05, 0.25), (0.30, 0.50)))):
+        pacer.start(0.1, "F")
+        for came, after in parts:
+            clock.now += 0.01
+            with pacer.meeting():
+                assert clock.now == pytest.approx(begins + came)
+                clock.now += 0.2
+            assert clock.now == pytest.approx(begins + after)
+        pacer.finish()
+        assert clock.now == pytest.approx(begins + 0.5), "the first of its kind does not know how many there are"
     assert pacer.overrun_seconds == 0.0
-
-
-def test_devices_meet_no_later_than_the_whole_action_lasts(clock: FakeTime) -> None:
-    pacer = Pacer(slowdown=4.0)
-    pacer.start(0.03)
-    clock.now += 0.02
+    pacer.start(0.1, "B")
     with pacer.meeting():
-        assert clock.now == pytest.approx(100.03)
+        assert clock.now == pytest.approx(101.0), "of another kind it is not known, either"
 
 
 def test_the_meter_counts_storages_once_and_parameters_never() -> None:

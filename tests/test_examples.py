@@ -87,6 +87,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
+@pytest.mark.thorough
 def test_spawn(tmp_path: Path, expected: Parameters) -> None:
     found = by_itself(tmp_path, "spawn.py", "--shares", "6", "2")
     assert distance(found, expected) < ROUNDING

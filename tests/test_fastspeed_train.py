@@ -158,11 +158,14 @@ def test_the_rest_of_the_surface(tmp_path: Path, capfd: pytest.CaptureFixture[st
 # ---- the jobs of configs/fastspeed
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("configs/fastspeed/*/args.json"))
+QUICK = ("alexnet", "vgg19")  # of the others `make test-all` makes sure
 SHORT = ("train.epochs=", "train.steps=2", "train.evaluate_samples=40", "profiler.repeats=1", "checkpoint=", "log=")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(f, id=f.name, marks=() if f.name in QUICK else pytest.mark.thorough) for f in FOLDERS]
+)
 def test_jobs_of_configs_are_what_their_command_makes_and_train(
     folder: Path, run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

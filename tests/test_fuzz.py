@@ -1,5 +1,5 @@
 """Mutations of every kind of file that is read: what is no such file any more is refused in words, within seconds, and nothing
-else happens. 60 for each kind; `--hypothesis-profile=fuzz` draws 5,000 new ones.
+else happens. 30 for each kind; `--hypothesis-profile=fuzz` draws 5,000 new ones.
 
 Commands run in this process, up to where ranks would start; what ranks read is read by what they call."""
 

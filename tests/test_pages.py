@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ROOT, THREADS_LEFT, Command, Ended, finish, free_port, start
+from tests.support.jobs import Folder
 from tests.support.pages import SPAN, Page, commands, pages
 
 ALWAYS = {"README.md"}  # followed by `make test`; `make test-all` follows all
@@ -134,9 +135,9 @@ def test_a_command_in_readmes_prose_ends_with_what_it_promises(run: Command, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_a_run_writes_is_told(folders: dict[str, Path], run: Command) -> None:
-    log = followed(Page("docs/tutorial.md"), folders, run) / "runs" / "first"
+def test_what_a_run_writes_is_told(folder: Folder, run: Command) -> None:
+    assert run("train", "job.yaml", "--set", "log.folder=log").code == 0
+    log = folder.path / "log"
     told = set(SPAN.findall(Page("docs/reference/formats.md").prose))
     for text in ((log / "metrics.jsonl").read_text().splitlines()[-1], (log / "summary.json").read_text()):
         assert set(json.loads(text)) - told == set()

@@ -130,16 +130,20 @@ def by_hand(file: Path, name: str, beta: float, gamma: float) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(
-    ("loss", "beta", "gamma"),
-    [
-        ({"name": "dpo"}, 0.1, 0.0),
-        ({"name": "simpo", "beta": 2.0, "gamma": 0.3}, 2.0, 0.3),
-        ({"name": "orpo", "beta": 0.4}, 0.4, 0.0),
-    ],
-    ids=["dpo", "simpo", "orpo"],
-)
+LOSSES = {
+    "dpo": ({"name": "dpo"}, 0.1, 0.0),
+    "simpo": ({"name": "simpo", "beta": 2.0, "gamma": 0.3}, 2.0, 0.3),
+    "orpo": ({"name": "orpo", "beta": 0.4}, 0.4, 0.0),
+}
+# Each loss by one plan, by turns; `make test-all` takes all plans.
+BY_TURNS = [
+    pytest.param(*numbers, plan, id=f"{name}-{plan}", marks=() if (turn - at) % len(PLANS) == 0 else pytest.mark.thorough)
+    for at, (name, numbers) in enumerate(LOSSES.items())
+    for turn, plan in enumerate(PLANS)
+]
+
+
+@pytest.mark.parametrize(("loss", "beta", "gamma", "plan"), BY_TURNS)
 def test_losses_are_those_of_one_device_by_hand(
     loss: dict[str, Any], beta: float, gamma: float, plan: str, words: str, tmp_path: Path
 ) -> None:
@@ -242,6 +246,7 @@ def over_legs(job: Job, plans: list[Plan]) -> Any:
     return found and (found.losses, [record.step for record in found.evaluations])
 
 
+@pytest.mark.thorough
 def test_devices_that_join_have_the_reference_that_the_run_began_with(words: str, tmp_path: Path) -> None:
     """It is not asked of the model as it is by then; and ranks that join do not wait for others which have it."""
     file = job_of(tmp_path, words, "unequal replicas", {"name": "dpo"})

@@ -50,7 +50,7 @@ COMMON: dict[str, Any] = {
 }
 WIDE: dict[str, Any] = {
     "model": {"name": "mlp", "args": {"layers": 3, "inputs": 32, "width": 640, "expansion": 4, "outputs": 10}},
-    "data": {"name": "random_classification", "args": {"inputs": 32, "classes": 10, "samples": 512}},
+    "data": {"name": "random_classification", "args": {"inputs": 32, "classes": 10, "samples": 480}},
 }
 GPT: dict[str, Any] = {
     "model": {"name": "gpt", "args": {"layers": 2, "width": 256, "heads": 4, "context": 64}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,14 +42,17 @@ class Pacer:
     left. What it does meanwhile that is not emulated (copies to the host, sums over a link) takes its own time on top. What an
     action took beyond its emulated time is its overrun; a run whose overruns exceed 1 % of the step is invalid."""
 
-    def __init__(self, slowdown: float = 1.0) -> None:
-        self.slowdown, self.overrun_seconds = slowdown, 0.0
-        self._began = self._seconds = self._real = self._processor = 0.0
+    def __init__(self) -> None:
+        self.overrun_seconds = 0.0
+        self._began = self._seconds = self._real = 0.0
+        self._kind, self._met = "", 0
+        self._meetings = dict[str, int]()  # of an action of each kind
 
-    def start(self, seconds: float) -> None:
-        """Begin an action that computes for so many seconds on the emulated device."""
-        self._seconds, self._real = seconds, 0.0
-        self._began, self._processor = time.perf_counter(), time.thread_time()
+    def start(self, seconds: float, kind: str) -> None:
+        """Begin an action that computes for so many seconds on the emulated device; those of one `kind` meet other devices
+        equally often."""
+        self._seconds, self._real, self._kind, self._met = seconds, 0.0, kind, 0
+        self._began = time.perf_counter()
 
     def reach(self, seconds: float) -> None:
         """Wait until the emulated device has computed for so many seconds of this action."""
@@ -56,6 +60,7 @@ class Pacer:
 
     def finish(self) -> None:
         """End the action when its seconds are over, or now if they have passed."""
+        self._meetings[self._kind] = self._met
         left = self._left(self._seconds)
         if left > 0:
             time.sleep(left)
@@ -73,9 +78,11 @@ class Pacer:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Wait for other devices in here, when this one has computed what comes before: `slowdown` times the processor's seconds,
-        and no longer than the whole action."""
-        self.reach(min(self._seconds, self.slowdown * (time.thread_time() - self._processor)))
+        """Wait for other devices in here, when this one has computed what comes before: an equal part of the action before each
+        meeting, and all of it before the last one, as soon as an action of its kind has shown how many there are. So devices that
+        compute the same come at the same time, however this machine hurries them."""
+        self._met += 1
+        self.reach(self._seconds * min(1.0, self._met / (self._meetings.get(self._kind) or math.inf)))
         with self.real():
             yield
 

@@ -26,10 +26,7 @@ class Clock:
     device: torch.device
     emulation: Emulation | None = None
     stretch: float | None = None
-    pacer: Pacer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pacer = Pacer(self.emulation.slowdown if self.emulation is not None else 1.0)
+    pacer: Pacer = field(default_factory=Pacer)
 
     def measure(self, action: Callable[[], object], kind: str, layer: int, size: int) -> float:
         """Seconds of the action, which on a card is done several times."""
@@ -43,10 +40,10 @@ class Clock:
         if self.emulation is None:
             return Stopwatch(self.device).measure(action)
         seconds = self.emulation.seconds(kind, layer, layer + 1, size)
-        return Stopwatch(self.device).measure(lambda: self._paced(action, seconds))
+        return Stopwatch(self.device).measure(lambda: self._paced(action, seconds, f"{kind} of layer {layer}"))
 
-    def _paced(self, action: Callable[[], object], seconds: float) -> None:
-        self.pacer.start(seconds)
+    def _paced(self, action: Callable[[], object], seconds: float, kind: str) -> None:
+        self.pacer.start(seconds, kind)
         action()
         self.pacer.finish()
 

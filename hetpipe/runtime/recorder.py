@@ -43,7 +43,7 @@ class Recorder:
         """Begin an action, of so many samples of a micro-batch."""
         self.current, self.waits, self._action = action, False, (kind, index)
         if self.seconds is not None:
-            self.pacer.start(self.seconds(kind, size))
+            self.pacer.start(self.seconds(kind, size), kind)
         self._began = time.perf_counter()
         if self.device.type == "cuda":
             self._first = self._event()

@@ -18,7 +18,7 @@ from tests.support.mutations import BINARY, DOCUMENT, Change, damaged, mutated
 from tests.support.strategies import UNHURRIED
 
 MANY = settings.get_current_profile_name() == "fuzz"
-FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 60)
+FUZZ = settings(**UNHURRIED, max_examples=5_000 if MANY else 30)
 MARKS = [pytest.mark.slow, pytest.mark.timeout(7_200 if MANY else 300)]
 SECONDS = 10.0  # of processor time
 

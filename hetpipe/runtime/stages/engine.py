@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hetpipe.documents.number_types import NumberTypes
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError, counted
-from hetpipe.layers.device import Emulation, MemoryMeter, Pacer, module_bytes, static_storages
+from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
 from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
@@ -85,8 +85,7 @@ class TorchEngine(PlanEngine):
         if device.type == "cuda":
             self._lanes.warm_up(before.peers, after.peers, device)
         self.sync = self._gradient_sync(groups)
-        pacer = Pacer(emulation.slowdown) if emulation is not None else Pacer()
-        self.recorder = Recorder(device, pacer=pacer, meter=self._meter(emulation))
+        self.recorder = Recorder(device, meter=self._meter(emulation))
         self.recorders = [self.recorder]
         self._rooms = self._empty_of_all(self.recorder.meter)
         if self._stage_plan.offload:
