@@ -4,6 +4,7 @@ formula, and plans."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hetpipe.study.rules import plan_with
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.profile import Adapted
 from hetpipe.whatif.adapters.trained import saved_bytes
-from hetpipe.whatif.answer import Question, answer, profile_of, unsplit
+from hetpipe.whatif.answer import Question, answer, cheapest_card, profile_of, unsplit
 from hetpipe.whatif.cards import known_cards
 from hetpipe.whatif.machine import as_cluster
 from hetpipe.whatif.models import find_model
@@ -217,3 +218,18 @@ class TestPlans:
         assert {m.tensor_parallel for m in kept.measurements} == {1}
         told = list(notes(answer(question(("3090", "3090"), base="nf4", lora=Lora(r=16), without=("3090",)))))
         assert any(note == "Each layer is whole on one card: what shards of a base in nf4 take is not counted." for note in told)
+
+
+def test_cards_that_a_machine_lacks_change_nothing_of_what_fits_it() -> None:
+    """A card without bf16 gives twice the bytes to the next layer, and is tried before the card that is enough."""
+    asked = question(("3070", "3070"), lora=Lora(r=16), base="bf16", tokens=16384, global_batch=1)
+    profile, _ = profile_of(replace(asked, added=(("1080ti",), ("4090",))))
+    cluster = as_cluster([("3070", "3070", "4090")], CARDS, LINK, None)
+    alone, _ = profile_of(replace(asked, added=(("4090",),)))
+    precisions: dict[str, Any] = {"3070": "bf16", "4090": "bf16"}
+    beside, own = profile.at(precisions | {"1080ti": "fp32"}), alone.at(precisions)
+    assert (beside.output_bytes > own.output_bytes).any()
+    for one, other in zip(widest_first(beside, cluster), widest_first(own, cluster), strict=True):
+        assert one.measurements == other.measurements
+        assert (one.output_bytes == other.output_bytes).all()
+    assert cheapest_card(asked) == "3090"

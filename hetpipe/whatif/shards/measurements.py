@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from hetpipe.documents.cluster import Cluster, Link
@@ -63,17 +63,19 @@ def _with_bytes(shard: Measurement, model: NamedModel, layer: Layer, tokens: int
 
 def whole(profile: Profile) -> Profile:
     """The profile without shards."""
-    return _up_to(profile, {})
+    return _with_those(profile, [m for m in profile.measurements if m.tensor_parallel == 1])
 
 
 def widest_first(profile: Profile, cluster: Cluster) -> list[Profile]:
-    """What to plan with for a cluster: the profile with the shards that its nodes have cards for, and with whole layers only,
-    which need no communicator for sums between shards."""
+    """What to plan with for a cluster: the profile of its cards with the shards that its nodes have cards for, and with whole
+    layers only, which need no communicator for sums between shards. Cards that it lacks are left out, since what a profile's
+    widest card gives to the next layer counts on all of them."""
     most = {kind: max(node.devices.get(kind, 0) for node in cluster.nodes) for kind in cluster.device_types}
-    wide, plain = _up_to(profile, most), whole(profile)
+    there = [m for m in profile.measurements if m.device_type in most]
+    wide = _with_those(profile, [m for m in there if m.tensor_parallel <= max(1, most[m.device_type])])
+    plain = whole(wide)
     return [plain] if len(wide.measurements) == len(plain.measurements) else [wide, plain]
 
 
-def _up_to(profile: Profile, most: Mapping[str, int]) -> Profile:
-    kept = tuple(m for m in profile.measurements if m.tensor_parallel <= max(1, most.get(m.device_type, 1)))
-    return profile if len(kept) == len(profile.measurements) else profile.model_copy(update={"measurements": kept})
+def _with_those(profile: Profile, kept: Sequence[Measurement]) -> Profile:
+    return profile if len(kept) == len(profile.measurements) else profile.model_copy(update={"measurements": tuple(kept)})
