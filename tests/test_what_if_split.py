@@ -178,7 +178,7 @@ class TestPlans:
         told = json.loads(found.out)
         devices = [stage["devices"] for stage in told["rows"][0]["plan"]["replicas"][0]["stages"]]
         assert ["n0/1", "n0/2", "n0/3", "n0/4"] in devices
-        assert any("are split over 4 × 3070 (n0/1, n0/2, n0/3, n0/4)" in note for note in told["notes"])
+        assert any("is split over 4 × 3070 (n0/1, n0/2, n0/3, n0/4)" in note for note in told["notes"])
         assert any(note.startswith("Times of split layers are computed and not measured") for note in told["notes"])
         assert {m.tensor_parallel for m in Profile.load(file).measurements} == {1, 2, 4}
         nothing = run("what-if", *words[:-3], "3090,3070", *words[-2:], "--without", "3070", "--global-batch", "8", "--json")

@@ -225,7 +225,8 @@ class Profile(Document):
                 raise InputError(
                     f"the profile of {self.model!r} has no measurement of device type {device_type!r} whose layers are split "
                     f"over {tensor_parallel} devices, as the plan has them: write profiler: {{tensor_parallel: "
-                    f"[{tensor_parallel}]}} in the job, and measure again"
+                    f"[{tensor_parallel}]}} in the job, and measure again with 'hetpipe profile'; a profile that is read from a "
+                    "file stays as it is"
                 )
             degree = f" at tensor-parallel degree {tensor_parallel}" if tensor_parallel > 1 else ""
             raise InputError(

@@ -194,7 +194,7 @@ def splits(row: AnswerRow) -> list[str]:
     """Which layers are split over which cards, in words."""
     stages = [stage for replica in row.plan.replicas for stage in replica.stages] if row.plan is not None else []
     return [
-        f"layers {stage.layers[0]} to {stage.layers[1] - 1} are split over "
+        f"the stage of layers {stage.layers[0]} to {stage.layers[1] - 1} is split over "
         f"{len(stage.devices)} × {row.cluster.device(stage.devices[0]).type} ({', '.join(stage.devices)})"
         for stage in stages
         if len(stage.devices) > 1
