@@ -115,6 +115,8 @@ class TestStep:
     def test_replicas_run_side_by_side(self) -> None:
         timeline = two_replicas()
         assert timeline.pipeline_seconds == timeline.step_seconds == 18
+        assert timeline.spans == tuple(timeline.spans) != timeline.spans[1:]
+        assert timeline.spans != timeline.spans[1:]
         ends = {span.device: span.end for span in timeline.spans if span.kind == "B"}
         assert ends == {"n0/0": 18, "n0/1": 9, "n0/2": 7}
 
