@@ -27,6 +27,23 @@ def test_a_boundary_is_traced_before_each_layer_and_after_the_last() -> None:
     assert shapes(net, torch.zeros(2, 3, 8, 8)) == [[(2, 3, 8, 8)], [(2, 4, 6, 6)], [(2, 144)], [(2, 5)]]
 
 
+class Particular(nn.Module):
+    """Multiplies by a parameter, if it is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(8, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.matrix, nn.Parameter)
+        return x @ self.matrix
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_parameters_are_parameters_where_layers_are_traced(place: str) -> None:
+    assert shapes(nn.Sequential(Particular().to(place)), torch.zeros(2, 8)) == [[(2, 8)], [(2, 5)]]
+
+
 def test_types_and_gradients_of_a_tuple() -> None:
     inputs, _ = batch("tuples", 3, 0)
     first, second, *_ = trace_boundaries(build("tuples"), inputs)

@@ -85,8 +85,8 @@ class Seen(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """Of one run of a plan: seconds of its steps, the part of them by which emulated devices were late, losses, and what each
-    device did."""
+    """Holds what one run of a plan showed: seconds of its steps, the part of them by which emulated devices were late, losses,
+    and what each device did."""
 
     seconds: list[float]
     overrun: float
@@ -207,8 +207,8 @@ def row_of(plan: Plan, ranks: Sequence[Sequence[Ran]], profile: Profile, cluster
 
 
 def actions(plan: Plan, seen: Mapping[str, Seen], profile: Profile, cluster: Cluster) -> list[dict[str, Any]]:
-    """Of the first device of each split stage: seconds of an action as predicted and as seen, and bytes that it summed in a step
-    beside those of its layers' outputs, each of which is summed once forward, and its input's gradient once backward."""
+    """Return a row for the first device of each split stage: seconds of an action as predicted and as measured, and the bytes
+    that it summed in a step."""
     costs, rows = Costs(profile, cluster), list[dict[str, Any]]()
     for replica in plan.replicas:
         for stage in replica.stages:

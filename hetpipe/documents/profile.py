@@ -94,7 +94,8 @@ class OptimizerProfile(Strict):
 class Profile(Document):
     """A measured model. Where samples have other lengths from step to step, seconds are means over all steps, bytes those of the
     longest samples, and `lengths` says how steps differ. `host` holds the plain speed of the machine that emulates devices, from
-    which they are paced: in fp32, or as the model is built; `hosts` at each other precision at which devices were measured."""
+    which they are paced: in fp32, or as the model is built, with whole layers; `hosts` at each other precision, and with layers
+    split over so many devices, at which devices were measured."""
 
     format: Literal["hetpipe.profile/1"]
     model: Name

@@ -77,9 +77,9 @@ class Bucket(NamedTuple):
 
 
 class LayerBytes(NamedTuple):
-    """Of a device type's layers: prefix sums of parameters, of those that train, of buffers with the copies that a lower
-    precision keeps of parameters, and of what one sample saves [L + 1]; and what it saves in each layer, behind another and as
-    the first of a stage [L]."""
+    """Holds the bytes of all layers on a device type: prefix sums of parameters, of those that train, of buffers with the copies
+    that a lower precision keeps of parameters, and of what one sample saves [L + 1]; and what it saves in each layer, behind
+    another and as the first of a stage [L]."""
 
     parameters: Array
     trained: Array

@@ -140,6 +140,25 @@ def compared(world: World, cases: dict[str, tuple[str, Row, tuple[Row, ...] | Pl
 # ---- wrong rules ----
 
 
+def change_rule(layer: Any, changes: Row) -> None:
+    """Give modules of a layer other styles; None: no style."""
+    rule = {**layer.tensor_parallel, **changes}
+    layer.tensor_parallel = {module: style for module, style in rule.items() if style is not None}
+
+
+def said_of(world: World, plan: Plan, layers: nn.Sequential, inputs: Tensors, targets: Tensors, loss: Loss) -> str | None:
+    """Return how the first step of these layers is refused; None if it is not."""
+    engine = engine_of(world, plan, layers, inputs, targets, loss)
+    try:
+        assert engine is not None
+        step(engine, plan, inputs, targets)
+    except InputError as error:
+        return str(error)
+    finally:
+        leave(engine)
+    return None
+
+
 def tried(world: World, names: list[str]) -> dict[str, str | None]:
     """What is said of a chain with this wrong rule in its first step; None: nothing."""
     found, plan = dict[str, str | None](), make_plan([{"cuts": [2, 1], "sizes": [3, 2], "widths": [2, 1]}])
@@ -147,17 +166,8 @@ def tried(world: World, names: list[str]) -> dict[str, str | None]:
         kind, changes = WRONG[name]
         torch.manual_seed(0)
         layers = nn.Sequential(Ruled(), kind(), nn.Linear(8, 8)).double()
-        rule = {**layers[1].tensor_parallel, **changes}  # type: ignore[dict-item]
-        layers[1].tensor_parallel = {module: style for module, style in rule.items() if style is not None}  # type: ignore[assignment]
-        inputs, targets = batch("blocks", plan.global_batch, 0)
-        engine = engine_of(world, plan, layers, inputs, targets, Loss(function=mse))
-        try:
-            assert engine is not None
-            step(engine, plan, inputs, targets)
-            found[name] = None
-        except InputError as error:
-            found[name] = str(error)
-        leave(engine)
+        change_rule(layers[1], changes)
+        found[name] = said_of(world, plan, layers, *batch("blocks", plan.global_batch, 0), Loss(function=mse))
     return found
 
 
@@ -167,17 +177,8 @@ def tried_in(world: World, cases: dict[str, tuple[str, Row, Row, int, dict[str, 
     found = dict[str, str | None]()
     for name, (kind, options, row, layer, changes) in cases.items():
         plan, layers = make_plan([row]), language_model(kind, options)
-        rule: Any = {**layers[layer].tensor_parallel, **changes}  # type: ignore[dict-item]
-        layers[layer].tensor_parallel = {module: style for module, style in rule.items() if style is not None}  # type: ignore[assignment]
-        inputs, targets, loss = samples(kind, plan.global_batch)
-        engine = engine_of(world, plan, layers, inputs, targets, loss)
-        try:
-            assert engine is not None
-            step(engine, plan, inputs, targets)
-            found[name] = None
-        except InputError as error:
-            found[name] = str(error)
-        leave(engine)
+        change_rule(layers[layer], changes)
+        found[name] = said_of(world, plan, layers, *samples(kind, plan.global_batch))
     return found
 
 

@@ -14,7 +14,7 @@ _OTHER_NAMES = {"colwise_rep": GATHER}  # in earlier releases
 _INNER = {f"layers.*.self_attn.{name}_proj": COLUMN for name in "qkv"} | {"layers.*.fc1": COLUMN}
 _OUTER = dict.fromkeys(("layers.*.self_attn.out_proj", "layers.*.fc2"), ROW)
 PLANS = dict.fromkeys(("opt", "biogpt"), _INNER | _OUTER)  # by transformers' model_type
-PLAN, HEAD, QUERIES = "base_model_tp_plan", "head_dim", "num_attention_heads"
+PLAN, HEADS, QUERIES = "base_model_tp_plan", ("head_dim", "head_size"), "num_attention_heads"
 
 
 def styles(config: Any, layers: str, layer: nn.Module, called: str) -> dict[str, str]:
@@ -36,11 +36,14 @@ def styles(config: Any, layers: str, layer: nn.Module, called: str) -> dict[str,
 
 
 def _with_heads(style: str, config: Any, layer: nn.Module, name: str, module: nn.Module) -> str:
-    """With how many heads it makes, which are not parted; and, if they are fewer than those of queries, how many of these share
-    one."""
-    size = getattr(layer.get_submodule(name.rpartition(".")[0]), HEAD, None)
+    """With how many heads it makes, which are not parted, queries, keys and values of one head together; and, if they are fewer
+    than those of queries, how many of these share one."""
+    around = layer.get_submodule(name.rpartition(".")[0])
+    size = next((getattr(around, count) for count in HEADS if hasattr(around, count)), None)
     if style != COLUMN or not isinstance(size, int) or not isinstance(module, nn.Linear) or module.out_features % size:
         return style
     heads, queries = module.out_features // size, getattr(config, QUERIES, 0)
+    if queries and heads % queries == 0:
+        heads = queries
     shared = heads < queries and queries % heads == 0
     return f"{style}/{heads}{f'x{queries // heads}' if shared else ''}"

@@ -68,7 +68,7 @@ class HeadLinear(nn.Linear):
 
 
 class CopiedHeadLinear(HeadLinear):
-    """As that, of what each device has."""
+    """Does the same with an input whose gradient is summed over the devices."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[…, inputs] to […, outputs / units]."""

@@ -97,8 +97,8 @@ def _wide(layer: nn.Module) -> torch.dtype:
 
 @contextmanager
 def _drawn_numbers(layer: nn.Module, dtype: torch.dtype, *, shards: bool) -> Iterator[None]:
-    """In here the parameters of a layer, and matrices in few bits, have numbers that are drawn, the same on all devices: the
-    whole ones, or shards of them; and other buffers are of this type."""
+    """Give the parameters of a layer, and its matrices in few bits, drawn numbers in here, the same on all devices: the whole
+    ones, or shards of them. Other buffers are of this type."""
     split, before = split_of(layer), dict[Tensor, Tensor]()
     cuts, parts = split.layout.cut if split is not None else {}, _drawn_parts(layer)
     torch.clear_autocast_cache()  # it knows tensors, and not that they have other numbers now

@@ -278,4 +278,6 @@ def _fake(tensor: Tensor, device: torch.device, dtype: torch.dtype, shape: Seque
     """What stands for a layer's tensor, as a device has it that holds it in this type (and whole, where it is a shard of one of
     this shape), while fake tensors are in use."""
     fake = torch.empty(tensor.shape if shape is None else shape, dtype=dtype, device=device)
+    if isinstance(tensor, nn.Parameter):  # a layer may ask for one
+        return nn.Parameter(fake, tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)

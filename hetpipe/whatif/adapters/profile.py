@@ -88,7 +88,7 @@ class Adapted:
         return replace(self, widths=widths, matrices=matrices, targets=tuple(m for m in matrices if m.name in names))
 
     def shard_measurement(self, plain: Measurement, tokens: int, card: Card) -> Measurement:
-        """Of a shard as `shard` has it, the measurement of one whose layers all train being `plain`."""
+        """Return the measurement of a shard as `shard` makes it; `plain` is that of one whose layers all train."""
         trained = self._trained_bytes
         held = tuple(base + own for base, own in zip(self.bytes_of_base("bf16"), trained, strict=True))
         return self._measurement(plain, tokens, card).model_copy(update={"parameter_bytes": held, "trained_bytes": trained})
