@@ -9,6 +9,7 @@ import pytest
 from hetpipe.documents.cluster import LinkBetween
 from hetpipe.documents.plan import Plan, ReplicaPlan, StagePlan
 from hetpipe.documents.seats import owners_of
+from hetpipe.files.messages import InputError
 from hetpipe.predict.cost import Costs, RingParts, StageMemory, most_in_flight
 from hetpipe.predict.sums import sync_segments
 from tests.support.strategies import make_cluster, make_profile
@@ -26,6 +27,19 @@ FROZEN = [layer | {"trained_bytes": 0} for layer in LAYERS[:2]] + LAYERS[2:]
 def costs(layers: list[dict[str, Any]] | None = None, **cluster: Any) -> Costs:
     profile = make_profile({"a": [1.0, 2.0, 4.0]}, sizes=(1, 2, 4), layers=layers or LAYERS, fixed=0.5, optimizer=0.1)
     return Costs(profile, make_cluster([{"a": 2}, {"a": 2}], **cluster))
+
+
+def test_types_that_the_cluster_lacks_do_not_make_its_messages_larger() -> None:
+    """Type b gives twice the bytes to the next layer. If one of the cluster was not measured, the error lists all that were."""
+    profile = make_profile({"a": [1.0, 2.0, 4.0], "b": [1.0, 2.0, 4.0]}, layers=LAYERS)
+    wide = {"output_bytes_per_sample": (20, 40, 10)}
+    first, second = profile.measurements
+    profile = profile.model_copy(update={"measurements": (first, second.model_copy(update=wide))})
+    both, alone = (Costs(profile, make_cluster(nodes)).profile for nodes in ([{"a": 1, "b": 1}], [{"a": 2}]))
+    assert both.output_bytes.tolist() == [20, 40, 10]
+    assert alone.output_bytes.tolist() == [10, 20, 5]
+    with pytest.raises(InputError, match="no measurement of device type 'c'; known: a, b"):
+        Costs(profile, make_cluster([{"c": 1}])).stage_seconds("c", 0, 1, 1)
 
 
 def replica(*cuts: int, devices: list[str], sizes: tuple[int, ...] = (1, 1)) -> ReplicaPlan:

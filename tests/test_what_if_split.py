@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from hetpipe.documents.cluster import Link
+from hetpipe.documents.options import PlanOptions
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.hf.sizes import CUT
 from hetpipe.layers.shards.split import split_layer
 from hetpipe.layers.shards.sums import Group
+from hetpipe.planning.partition import Problem
 from hetpipe.study.rules import plan_with
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.profile import Adapted
@@ -230,6 +232,7 @@ def test_cards_that_a_machine_lacks_change_nothing_of_what_fits_it() -> None:
     beside, own = profile.at(precisions | {"1080ti": "fp32"}), alone.at(precisions)
     assert (beside.output_bytes > own.output_bytes).any()
     for one, other in zip(widest_first(beside, cluster), widest_first(own, cluster), strict=True):
-        assert one.measurements == other.measurements
-        assert (one.output_bytes == other.output_bytes).all()
+        problems = [Problem.of(profile, cluster, 1, PlanOptions()) for profile in (one, other)]
+        assert problems[0].profile.model_dump()["measurements"] == problems[1].profile.model_dump()["measurements"]
+        assert (problems[0].profile.output_bytes == problems[1].profile.output_bytes).all()
     assert cheapest_card(asked) == "3090"

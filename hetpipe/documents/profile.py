@@ -236,6 +236,16 @@ class Profile(Document):
             )
         return found[0]
 
+    def on(self, cluster: Cluster) -> Profile:
+        """Return the profile with the measurements of the cluster's device types. What other types would give to the next layer
+        (`output_bytes`) does not count there. If a type that nodes have was not measured, all are kept, for messages that say
+        which were."""
+        kept = tuple(m for m in self.measurements if m.device_type in cluster.device_types)
+        there = {kind for node in cluster.nodes for kind in node.devices}
+        if len(kept) == len(self.measurements) or there - {m.device_type for m in kept}:
+            return self
+        return self.model_copy(update={"measurements": kept})
+
     def check(self, cluster: Cluster) -> None:
         """InputError if a type of the cluster's devices was not measured, at any tensor-parallel degree, or takes no time."""
         for kind in cluster.device_types:

@@ -85,6 +85,7 @@ class Problem:
         if self.global_batch > MOST_BATCH:
             raise InputError(f"the global batch must be at most {MOST_BATCH}, got {shown(self.global_batch)}")
         self.profile.check(self.cluster)
+        object.__setattr__(self, "profile", self.profile.on(self.cluster))
 
     @property
     def sums_early(self) -> bool:

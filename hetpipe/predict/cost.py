@@ -103,7 +103,7 @@ class Costs:
     """The costs of a profile on a cluster. Prefix sums are kept per (device type, degree, micro-batch size)."""
 
     def __init__(self, profile: Profile, cluster: Cluster) -> None:
-        self.profile = profile
+        self.profile = profile = profile.on(cluster)
         self.cluster = cluster
         self._times: dict[tuple[str, int, int], tuple[Array, Array]] = {}
         self._bytes: dict[tuple[str, int], LayerBytes] = {}

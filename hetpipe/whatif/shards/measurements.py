@@ -67,12 +67,10 @@ def whole(profile: Profile) -> Profile:
 
 
 def widest_first(profile: Profile, cluster: Cluster) -> list[Profile]:
-    """What to plan with for a cluster: the profile of its cards with the shards that its nodes have cards for, and with whole
-    layers only, which need no communicator for sums between shards. Cards that it lacks are left out, since what a profile's
-    widest card gives to the next layer counts on all of them."""
+    """Return what to plan with for a cluster: the profile with the shards that its nodes have cards for, and with whole layers
+    only, which need no communicator for sums between shards."""
     most = {kind: max(node.devices.get(kind, 0) for node in cluster.nodes) for kind in cluster.device_types}
-    there = [m for m in profile.measurements if m.device_type in most]
-    wide = _with_those(profile, [m for m in there if m.tensor_parallel <= max(1, most[m.device_type])])
+    wide = _with_those(profile, [m for m in profile.measurements if m.tensor_parallel <= max(1, most.get(m.device_type, 1))])
     plain = whole(wide)
     return [plain] if len(wide.measurements) == len(plain.measurements) else [wide, plain]
 
