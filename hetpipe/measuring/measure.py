@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,18 +68,14 @@ def profile_cluster(
     mine = [device for device, rank in who.values() if rank == world.rank]
     emulated = {kind: rank for kind, (_, rank) in who.items() if cluster.device_types[kind].emulate is not None}
     hosts = Hosts()
+    runs = _Runs(model, cluster, sizes, optimizer, options.repeats, world.is_main, hosts)
     for at in dict.fromkeys(at for kind in emulated for at in precisions[kind]):
-        plain = partial(_run, model, HOST, torch.device("cpu"), sizes, optimizer, options.repeats, None, True, at)
-        hosts[at, 1] = _alone(world, next(iter(emulated.values())), plain)
+        hosts[at, 1] = _alone(world, next(iter(emulated.values())), partial(replace(runs, visible=True).host, at))
     done, overheads = list[Measured](), list[DeviceOverhead]()
     for turn in turns(cluster, {device: world.hosts[rank] for device, rank in who.values()}):
         results = list[tuple[list[Measured], DeviceOverhead]]()
         for device in (d for d in mine if d.id in turn):
-            on, own = torch_device(cluster.device_types[device.type], device.index), list[Measured]()
-            for at in precisions[device.type]:
-                emulation = _emulation(cluster, device.type, hosts, at)
-                repeats = 3 if emulation is not None else options.repeats  # a paced action hardly varies
-                own.append(_run(model, device.type, on, sizes, optimizer, repeats, emulation, world.is_main, at))
+            on, own = runs.place(device), [runs.device(device, at) for at in precisions[device.type]]
             measured_sizes = own[0].measurement.microbatch_sizes
             with during(f"measuring what the framework takes on {device.type}"):
                 overhead = device_overhead(model, device.type, on, measured_sizes[len(measured_sizes) // 2], own[0].stretch)
@@ -88,8 +84,7 @@ def profile_cluster(
             done += own
             overheads.append(overhead)
     if options.tensor_parallel:
-        run = partial(_split_run, model, cluster, hosts, sizes, optimizer, options.repeats, world.is_main)
-        done += _measure_split(cluster, world, options.tensor_parallel, precisions, hosts, run)
+        done += _measure_split(world, options.tensor_parallel, precisions, runs)
     torch.cuda.empty_cache()  # NCCL takes its memory from what the allocator leaves
     wires = measure_links(cluster, world)
     overheads = with_shared_figures(overheads, cluster, world, wires)
@@ -177,14 +172,6 @@ def _precisions(
     return chosen_precisions(choice, cluster, {kind: found[kind] for kind in who})
 
 
-def _emulation(cluster: Cluster, kind: str, hosts: Hosts, at: Precision | None, degree: int = 1) -> Emulation | None:
-    spec = cluster.device_types[kind]
-    if spec.emulate is None:
-        return None
-    slowdown = spec.emulate.slowdown_at(at, kind)
-    return Emulation(slowdown=slowdown, host=hosts[at, degree].measurement, memory_bytes=spec.memory)
-
-
 def turns(cluster: Cluster, host_of: Mapping[Device, str]) -> list[set[str]]:
     """Ids of the devices that measure at the same time: emulated ones and GPUs together; then plain CPUs, one a host. Pure."""
     together, rounds, waiting = set[str](), list[set[str]](), Counter[str]()
@@ -229,40 +216,68 @@ def _gathered(world: World, value: Any) -> list[Any]:
         return world.gather(value)
 
 
-def _run(
-    model: Model,
-    kind: str,
-    device: torch.device,
-    sizes: tuple[int, ...],
-    optimizer: OptimizerFactory,
-    repeats: int,
-    emulation: Emulation | None,
-    visible: bool,
-    precision: Precision | None,
-    group: Group | None = None,
-) -> Measured:
-    total = len(kinds_of(model).measured) * (len(sizes) + 1)
-    what = "this machine's processor, which paces the emulated devices," if kind == HOST else kind
-    over = f" split over {group.degree} devices" if group is not None else ""
-    title = f"measuring {what}{f' in {precision}' if precision else ''}{over}"
-    with Activity(title.removesuffix(","), total, shown=visible) as activity:
-        return measure_device(
-            model,
-            kind,
-            device,
-            sizes,
-            optimizer,
-            repeats=repeats,
-            emulation=emulation,
-            processor_time=kind == HOST,
-            advance=activity.advance,
-            precision=precision,
-            group=group,
-        )
+@dataclass(frozen=True)
+class _Runs:
+    """Measures a model's layers on devices of a cluster. `hosts` are the tables of this host's plain speed that were found so
+    far; `visible`: this process shows what it measures."""
+
+    model: Model
+    cluster: Cluster
+    sizes: tuple[int, ...]
+    optimizer: OptimizerFactory
+    repeats: int
+    visible: bool
+    hosts: Hosts
+
+    def place(self, device: Device) -> torch.device:
+        """Where this process computes for a device."""
+        return torch_device(self.cluster.device_types[device.type], device.index)
+
+    def host(self, at: Precision | None, group: Group | None = None) -> Measured:
+        """Measure this host's plain speed; with layers that are split over a group, as one of its devices."""
+        return self._run(HOST, torch.device("cpu"), at, group, None, self.repeats)
+
+    def device(self, device: Device, at: Precision | None, group: Group | None = None) -> Measured:
+        """Measure a device, emulated or not; with layers that are split over a group, as one of its devices."""
+        spec, degree = self.cluster.device_types[device.type], group.degree if group is not None else 1
+        if spec.emulate is None:
+            return self._run(device.type, self.place(device), at, group, None, self.repeats)
+        slowdown, host = spec.emulate.slowdown_at(at, device.type), self.hosts[at, degree].measurement
+        emulation = Emulation(slowdown=slowdown, host=host, memory_bytes=spec.memory)
+        repeats = 3 if group is None else self.repeats  # a paced action hardly varies, but for sums over a link
+        return self._run(device.type, self.place(device), at, group, emulation, repeats)
+
+    def _run(
+        self,
+        kind: str,
+        place: torch.device,
+        precision: Precision | None,
+        group: Group | None,
+        emulation: Emulation | None,
+        repeats: int,
+    ) -> Measured:
+        total = len(kinds_of(self.model).measured) * (len(self.sizes) + 1)
+        what = "this machine's processor, which paces the emulated devices," if kind == HOST else kind
+        over = f" split over {group.degree} devices" if group is not None else ""
+        title = f"measuring {what}{f' in {precision}' if precision else ''}{over}"
+        with Activity(title.removesuffix(","), total, shown=self.visible) as activity:
+            return measure_device(
+                self.model,
+                kind,
+                place,
+                self.sizes,
+                self.optimizer,
+                repeats=repeats,
+                emulation=emulation,
+                processor_time=kind == HOST,
+                advance=activity.advance,
+                precision=precision,
+                group=group,
+            )
 
 
 WHO_ASKS = "profiler.tensor_parallel, or the plan, asks for them"
-Measure = Callable[[Device, Precision | None, Group], Measured]  # by one of the devices of a group
+Measure = Callable[[Device, Precision | None, Group], Measured]  # as one of the devices of a group
 
 
 def groups_of(cluster: Cluster, rank_of: Mapping[str, int], degrees: Sequence[int]) -> dict[tuple[str, int], list[Device]]:
@@ -310,43 +325,18 @@ def least_degree(model: Model, cluster: Cluster, rank_of: Mapping[str, int]) -> 
     return None
 
 
-def _split_run(
-    model: Model,
-    cluster: Cluster,
-    hosts: Hosts,
-    sizes: tuple[int, ...],
-    optimizer: OptimizerFactory,
-    repeats: int,
-    visible: bool,
-    device: Device,
-    at: Precision | None,
-    group: Group,
-    *,
-    host: bool = False,
-) -> Measured:
-    """Measure layers as one of the devices over which they are split; or, for the tables of the `host`, its plain speed."""
-    on = torch_device(cluster.device_types[device.type], device.index)
-    emulation = None if host else _emulation(cluster, device.type, hosts, at, group.degree)
-    return _run(model, HOST if host else device.type, on, sizes, optimizer, repeats, emulation, visible, at, group)
-
-
 def _measure_split(
-    cluster: Cluster,
-    world: World,
-    degrees: Sequence[int],
-    precisions: Mapping[str, Sequence[Precision | None]],
-    hosts: Hosts,
-    run: Callable[..., Measured],
+    world: World, degrees: Sequence[int], precisions: Mapping[str, Sequence[Precision | None]], runs: _Runs
 ) -> list[Measured]:
     """Measure split layers on each type of which a node has so many devices; first, where such are emulated, the tables of this
-    host's plain speed, which `hosts` gets. Collective."""
-    groups = groups_of(cluster, world.rank_of, degrees)
-    emulated = [key for key in groups if cluster.device_types[key[0]].emulate is not None]
+    host's plain speed. Collective."""
+    groups = groups_of(runs.cluster, world.rank_of, degrees)
+    emulated = [key for key in groups if runs.cluster.device_types[key[0]].emulate is not None]
     every = list(dict.fromkeys(at for kind, _ in emulated for at in precisions[kind]))
     first = {degree: groups[kind, degree] for kind, degree in reversed(emulated)}
-    for found in measure_degrees(world, [(of, every) for of in first.values()], partial(run, host=True)):
-        hosts[found.measurement.precision, found.measurement.tensor_parallel] = found
-    return measure_degrees(world, [(of, precisions[kind]) for (kind, _), of in groups.items()], run)
+    hosts = measure_degrees(world, [(of, every) for of in first.values()], lambda _, at, group: runs.host(at, group))
+    runs.hosts.update({(m.measurement.precision, m.measurement.tensor_parallel): m for m in hosts})
+    return measure_degrees(world, [(of, precisions[kind]) for (kind, _), of in groups.items()], runs.device)
 
 
 def measure_degrees(
