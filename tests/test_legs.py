@@ -18,7 +18,7 @@ from hetpipe.documents.profile import Profile
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.standby import Standby
 from hetpipe.processes.world import World as RealWorld
-from hetpipe.training.director import Event, Leg
+from hetpipe.training.directing.director import Event, Leg
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere
 from hetpipe.training.trainer import Trainer

@@ -30,7 +30,8 @@ from hetpipe.planning.planner import note_of_precisions
 from hetpipe.predict.footprint import with_footprint
 from hetpipe.predict.simulator import simulate
 from hetpipe.show.report import plan_table
-from hetpipe.training.session import Request, Setting, _emulation, _new_plan, _try_plan
+from hetpipe.training import session
+from hetpipe.training.session import Request, Setting, _emulation, _try_plan
 from tests.support.commands import Command
 from tests.support.jobs import Folder
 from tests.support.strategies import UNHURRIED, make_cluster, make_profile
@@ -123,7 +124,7 @@ def new_plan(own: Profile, cluster: Cluster, said: Any, layers: nn.Module) -> Pl
     setting = Setting(world=world, cluster=cluster, model=model, found=True)  # type: ignore[arg-type]
     options = PlanOptions().changed({"precision": said, "partitioner": "even"})
     request = Request(global_batch=8, options=options, profiler=ProfileSection(), optimizer=TorchNamed(name="SGD"))
-    return _new_plan(setting, own, request)
+    return session.new_plan(setting, own, request)
 
 
 @pytest.mark.parametrize("said", [None, {"a": "fp16"}])

@@ -26,7 +26,7 @@ from hetpipe.layers.losses.preference import dpo, orpo, reward, simpo
 from hetpipe.layers.weights import materialise
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
-from hetpipe.training.director import Event, Leg
+from hetpipe.training.directing.director import Event, Leg
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere
 from hetpipe.training.trainer import Trainer

@@ -29,7 +29,7 @@ from hetpipe.processes.stopping import RunStopped
 from hetpipe.processes.world import World
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.whole_state import receive_tensor, send_tensor
-from hetpipe.training.director import Director, Event
+from hetpipe.training.directing.director import Director, Event
 from hetpipe.training.loop import Loop
 from hetpipe.training.observers.records import EvaluationRecord
 from hetpipe.training.runlog import TrainResult

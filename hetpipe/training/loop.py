@@ -27,7 +27,8 @@ from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_sa
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
-from hetpipe.training.director import Director, Event, OnePlan
+from hetpipe.training.directing.by_job import ByJob
+from hetpipe.training.directing.director import Director, Event
 from hetpipe.training.evaluation import Evaluator
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
@@ -59,7 +60,7 @@ class Loop:
 
     def __init__(self, job: Job, session: Session, engine: PlanEngine, director: Director | None = None) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
-        self.director: Director = director or OnePlan()
+        self.director: Director = director or ByJob(session)
         self.done: int | None = None  # steps of the legs before; in the first leg, a checkpoint knows
         self.over = Event("begin", 0, engine.plan)
         self._found: Event | None = None  # by this rank's director

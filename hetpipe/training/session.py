@@ -196,7 +196,7 @@ def prepare(setting: Setting, request: Request, plan: Plan | None = None, profil
     degrees = tuple(sorted({*request.profiler.tensor_parallel, *widths}))  # of which a plan of one's own must be predicted, too
     profiler = request.profiler.model_copy(update={"tensor_parallel": degrees})
     profile = profile or obtain_profile(setting, replace(request, options=options, profiler=profiler))
-    plan = setting.decided(plan or _new_plan(setting, profile, request), options, profile)
+    plan = setting.decided(plan or new_plan(setting, profile, request), options, profile)
     return plan.model_copy(update={"backend": options.backend}), profile  # whatever it was made for
 
 
@@ -255,7 +255,7 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
     return plan
 
 
-def _new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
+def new_plan(setting: Setting, profile: Profile, request: Request) -> Plan:
     """Made by the main rank. Collective."""
     outcome: Any = None
     if setting.world.is_main:

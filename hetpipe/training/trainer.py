@@ -18,7 +18,8 @@ from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
-from hetpipe.training.director import Director, Event, OnePlan
+from hetpipe.training.directing.by_job import ByJob
+from hetpipe.training.directing.director import Director, Event
 from hetpipe.training.legs import run_legs
 from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.results.exported import export_run
@@ -32,7 +33,7 @@ class Trainer:
     """Trains a job on this rank; every rank constructs one and calls `run`. Single process, torchrun, or `hetpipe train`."""
 
     def __init__(self, job: Job, director: Director | None = None) -> None:
-        self.job, self.director = job, director or OnePlan()
+        self.job, self.director = job, director
 
     def run(self, plan: Plan | None = None, profile: Profile | None = None, planned: Planned | None = None) -> TrainResult | None:
         """Measure, plan (unless given) and train. The main rank gets the result, the others None. `planned` is called on every
@@ -56,7 +57,7 @@ class Trainer:
             session.world.on_main(lambda: check_room(section.folder, needed, "a checkpoint of this model"))
         if planned is not None and not planned(session, plan, profile):
             return None
-        result = run_legs(session, Event("begin", begins_at, plan), profile, self.director)
+        result = run_legs(session, Event("begin", begins_at, plan), profile, self.director or ByJob(session))
         if result is None:
             return None
         folder = Path(job.log.folder) if job.log is not None else None

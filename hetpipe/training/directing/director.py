@@ -44,15 +44,3 @@ class Director(Protocol):
         """Called after each step, on the ranks that the plan uses. An event of any rank ends the leg after the next step on all;
         None lets it go on."""
         ...
-
-
-class OnePlan:
-    """The plan that was made at the begin, to the end of the run."""
-
-    def next_leg(self, event: Event, world: World, profile: Profile) -> Leg | None:
-        """See `Director`."""
-        return Leg(event.plan) if event.why == "begin" else None
-
-    def watch(self, record: StepRecord) -> Event | None:
-        """See `Director`."""
-        return None
