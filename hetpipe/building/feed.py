@@ -221,6 +221,16 @@ class Feed:
         return self._state
 
     @property
+    def place(self) -> tuple[Any, str | None]:
+        """The place in the data, and the bookmark of a stream, after the batch that was given last. It can be set back where a
+        step could not use its batch."""
+        return self._state, self._bookmark
+
+    @place.setter
+    def place(self, place: tuple[Any, str | None]) -> None:
+        self._state, self._bookmark = place
+
+    @property
     def bookmark(self) -> Bookmark | None:
         """The place in a stream at or before the samples that follow; None on ranks that do not read it."""
         return Bookmark.model_validate_json(self._bookmark) if self._bookmark is not None else None

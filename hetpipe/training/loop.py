@@ -36,6 +36,7 @@ from hetpipe.training.observers.records import CheckpointRecord, RunRecord
 from hetpipe.training.reference import find_reference
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session
+from hetpipe.training.undo import Undo
 
 ADVICE = (
     "What a data set draws from torch's, numpy's or Python's own generator is the same wherever the sample is fetched; what it "
@@ -76,6 +77,7 @@ class Loop:
         self.state = RunState(
             train=job.train, engine=engine, optimizer=optimizer, scheduler=scheduler, feed=self.feed, best=self.evaluator.best
         )
+        self.undo = Undo(self.state)
         engine.loss_scale = LossScale(**job.train.loss_scale.model_dump())
         self.result = TrainResult(plan=engine.plan)
         self.metrics = Metrics(engine, self.result, job.log)
@@ -134,6 +136,7 @@ class Loop:
         with self.feed.open(max(0, end - start), lambda: f"samples of step {engine.steps + 1}") as batches:
             for step in range(start, end):
                 self.metrics.begin_step()
+                self.undo.begin(step)
                 batch = next(batches)
                 loss, norm = self._step(step, batch)
                 self._after(Taken(step + 1, loss, norm, batch, engine.asked_to_stop), observers)
@@ -161,11 +164,13 @@ class Loop:
         if taken:
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
+            self.undo.moves()
             self.engine.optimize(self.state.optimizer)
         if self.state.scheduler is not None:
             with warnings.catch_warnings():  # a first step that is left out is no mistake in the order of calls
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 self.state.scheduler.step()
+        self.undo.moved(step + 1)
         self.metrics.took(loss, len(batch.numbers), left_out=not taken)
         return loss, norm
 
