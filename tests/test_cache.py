@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def test_a_glance_at_layers_that_take_long_takes_the_shortest(monkeypatch: pytes
 
 
 def twice(world: World, cluster: Cluster, folder: str) -> dict[str, Any]:
-    """Measured; taken from the cache; the links of the cache changed; its device found slower."""
+    """Measured; taken from the cache; the links of the cache changed; its device found slower; one of its nodes gone."""
     whole, options = model(nn.Linear(8, 8), nn.ReLU()), ProfileSection(cache=folder, microbatch_sizes=(1, 2), repeats=1)
     heard: list[str] = []
     vars(cache)["say"] = heard.append
@@ -173,7 +174,10 @@ def twice(world: World, cluster: Cluster, folder: str) -> dict[str, Any]:
     assert len(heard) == quiet
     told["factor"] = 1.3
     anew = now()
-    return {"profiles": [first, again, slower, kept, anew], "heard": heard}
+    told["factor"] = 1.0
+    there = replace(world, rank_of={"n0/0": 0})
+    left = measured(whole, cluster.without(["n1/0"]), there, options, TorchNamed(name="SGD"))
+    return {"profiles": [first, again, slower, kept, anew, left], "heard": heard}
 
 
 def known(profile: Profile, pair: Any) -> Any:
@@ -185,7 +189,7 @@ def test_a_cached_profile_is_compared_with_the_devices_and_links_now(tmp_path: P
     one, two = run_ranks(twice, cluster, cluster, str(tmp_path))
     assert one["profiles"] == two["profiles"]
     assert two["heard"] == []
-    first, again, slower, kept, anew = one["profiles"]
+    first, again, slower, kept, anew, left = one["profiles"]
     assert again == first
     assert slower.measurements == first.measurements
     assert [link.bandwidth for link in slower.links] == [1e6]
@@ -197,3 +201,26 @@ def test_a_cached_profile_is_compared_with_the_devices_and_links_now(tmp_path: P
         "the cached profile no longer holds, measuring again: '0' took 100 ms on n0/0 (cpu) when measured, now 130 ms (+30%)"
     )
     assert anew.measurements != first.measurements
+    assert left.measurements == anew.measurements
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_covered"),
+    [
+        ({"n0": {"devices": {"a": 1}, "hosts": ["x"]}}, True),
+        ({"n0": {"devices": {"a": 2, "b": 1}, "hosts": ["x"]}, "n1": {"devices": {"a": 1}, "hosts": ["y"]}}, True),
+        ({"n0": {"devices": {"a": 3}, "hosts": ["x"]}}, False),
+        ({"n0": {"devices": {"a": 1}, "hosts": ["y"]}}, False),
+        ({"n2": {"devices": {"a": 1}, "hosts": ["x"]}}, False),
+    ],
+)
+def test_a_profile_of_more_devices_serves_for_some_of_them(tmp_path: Path, nodes: dict[str, Any], is_covered: bool) -> None:
+    more = {"n0": {"devices": {"a": 2, "b": 1}, "hosts": ["x"]}, "n1": {"devices": {"a": 1}, "hosts": ["y"]}}
+    whole = model(nn.Linear(8, 8))
+    found = profile_model(whole, microbatch_sizes=[1], repeats=1).model_copy(update={"provenance": {"nodes": more}})
+    found.save(tmp_path / "net-what-where.json")
+    found.model_copy(update={"provenance": {}}).save(tmp_path / "net-what-older.json")
+    found.save(tmp_path / "net-other-where.json")
+    taken = cache._of_more(str(tmp_path / "net-what-here.json"), nodes)
+    assert (taken is not None) == is_covered
+    assert cache._of_more(str(tmp_path / "net-third-here.json"), nodes) is None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.files.messages import InputError
-from hetpipe.measuring.discover import as_it_is, cluster_of, one_type_again
+from hetpipe.measuring import discover
+from hetpipe.measuring.discover import as_it_is, cluster_of, one_type_again, there
+from hetpipe.processes.world import alone
 from tests.support.strategies import make_profile
 
 GIB = 2**30
@@ -98,3 +102,25 @@ def test_gpus_are_told_apart_by_their_names_not_by_their_times() -> None:
     cluster = cluster_of([(0, 0, "a", GIB), (1, 0, "b", GIB)])
     profile = make_profile({"a": [1.0], "b": [1.0]})
     assert one_type_again(cluster, profile)[0] == cluster
+
+
+@pytest.mark.parametrize(("own", "host"), [(None, None), ("n1", None), (None, "here")])
+def test_nodes_that_are_there(monkeypatch: pytest.MonkeyPatch, own: str | None, host: str | None) -> None:
+    """Two have two devices each, of unlike types: which of them is there must be said."""
+    nodes = [
+        {"name": "n0", "devices": {"rtx3090": 1}},
+        {"name": "n1", "devices": {"rtx3090": 2}, **({"host": host} if host else {})},
+        {"name": "n2", "devices": {"gtx1080ti": 2}},
+    ]
+    cluster = Cluster.parse({**CARDS.model_dump(), "nodes": nodes}, "the test's")
+    world = replace(alone(), rank_of={"n1/0": 0, "n1/1": 1})
+    monkeypatch.setattr(discover, "own_node", lambda: own)
+    if own is None and host is None:
+        with pytest.raises(
+            InputError, match=r"1 agents came for 3 nodes, and nothing says whether one of them is node 'n1' or 'n2'"
+        ):
+            there(cluster, world)
+        return
+    assert [device.id for device in there(cluster, world).devices] == ["n1/0", "n1/1"]
+    every = replace(world, rank_of={device.id: i for i, device in enumerate(cluster.devices)})
+    assert there(cluster, every) is cluster

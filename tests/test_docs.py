@@ -48,6 +48,9 @@ OF_OTHERS = {
     "--rdzv-backend",
     "--node-rank",
     "--nproc-per-node",
+    "--rdzv-endpoint",
+    "--rdzv-conf",
+    "--requeue",
 }
 
 
@@ -68,7 +71,7 @@ def test_every_block_is_what_it_says(page: Page, tmp_path: Path) -> None:
             assert block.language == "text"
             assert "hetpipe" not in block.text, "a command belongs into a block that is checked"
         if block.language in ("yaml", "python", "bash"):
-            assert Path(block.name).suffix in (".yaml", ".py", ".slurm"), f"its first comment names no file:\n{block.text}"
+            assert Path(block.name).suffix in (".yaml", ".py", ".slurm", ".sh"), f"its first comment names no file:\n{block.text}"
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

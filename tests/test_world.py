@@ -106,6 +106,37 @@ def test_processes_that_are_no_devices(nodes: list[Node], places: list[tuple[str
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("called", "partly", "bound"),
+    [
+        pytest.param({}, False, {"n0/0": 0, "n1/0": 1, "n1/1": 2}, id="by number"),
+        pytest.param({}, True, {"n2/0": 0, "n1/0": 1, "n1/1": 2}, id="of some nodes, by size"),
+        pytest.param({0: "n3"}, True, {"n3/0": 0, "n1/0": 1, "n1/1": 2}, id="one says which it is"),
+        pytest.param({1: "n4", 0: "n2"}, False, {"n2/0": 0, "n4/0": 1, "n4/1": 2}, id="all say so"),
+    ],
+)
+def test_some_of_the_nodes(called: dict[int, str], partly: bool, bound: dict[str, int]) -> None:
+    nodes = [node("n0", 3), node("n1", 2), node("n2"), node("n3"), node("n4", 2, host="z")]
+    places = [("a", 0, 0), ("b", 1, 0), ("b", 1, 1)]
+    assert bind_devices(nodes, places, called, partly=partly) == bound
+
+
+@pytest.mark.parametrize(
+    ("called", "message"),
+    [
+        ({1: "n9"}, "HETPIPE_NODE is 'n9' on host 'b' (agent 1), but the cluster file has only the nodes ['n0', 'n1']"),
+        (
+            {0: "n1", 1: "n1"},
+            "HETPIPE_NODE is 'n1' on host 'b' (agent 1), and agent 0 on host 'a' says the same: each agent is a node of its own",
+        ),
+    ],
+)
+def test_agents_that_are_no_nodes(called: dict[int, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        bind_devices([node("n0"), node("n1")], [("a", 0, 0), ("b", 1, 0)], called)
+    assert str(caught.value) == message
+
+
 @pytest.fixture(scope="module")
 def heard() -> list[dict[str, Any]]:
     return run_ranks(talk, cluster_of(2, 1))

@@ -18,6 +18,7 @@ from hetpipe.building.content import Content
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
 from hetpipe.checkpoints.best import Best
+from hetpipe.checkpoints.kept import keep
 from hetpipe.checkpoints.origin.base import KEY as BASE
 from hetpipe.checkpoints.origin.base import begun_in, other_base, pinned_base
 from hetpipe.checkpoints.origin.base_numbers import check_numbers, numbers_key, numbers_of_base
@@ -307,19 +308,29 @@ class Saved:
             if engine.world.is_main:
                 warn(f"note: step {step} is not saved, because its parameters are not finite")
             return None
-        extra = {
-            "loss": loss if math.isfinite(loss) else None,
-            "data": self.content.model_dump(mode="json"),
-            "job": self._identity(),
-            **numbers_key(self._numbers),
-            **self.run.plain(),
-            **self._stream(),
-        }
+        extra = self._extra(loss) | self._stream()
         begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world)
         best = self.run.best.saved
         saved = begun.finish(self.section.keep, spared=name_of(best.step) if best is not None else None)
         resumes_from(f"step {step}, {saved}")
         return saved
+
+    def keep(self, step: int, loss: float | None) -> bool:
+        """Keep what this rank holds after `step`, since another is lost; whether that can be used (see `kept`)."""
+        bookmark = self.run.feed.bookmark
+        stream = {"stream": bookmark.model_dump(mode="json") if bookmark is not None else None}
+        extra = self._extra(loss) | (stream if self.content.samples is None else {})
+        return keep(self.section.folder, step, self.run.engine, self.run.optimizer, extra)
+
+    def _extra(self, loss: float | None) -> dict[str, Any]:
+        """What trainer.json has beside tensors and files, as far as every rank knows it."""
+        return {
+            "loss": loss if loss is not None and math.isfinite(loss) else None,
+            "data": self.content.model_dump(mode="json"),
+            "job": self._identity(),
+            **numbers_key(self._numbers),
+            **self.run.plain(),
+        }
 
     def _stream(self) -> dict[str, Any]:
         """The key of a bookmark of the stream that is read, from a rank that reads it. Collective if the data are a stream."""

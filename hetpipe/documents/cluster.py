@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from math import inf
@@ -163,9 +163,14 @@ class Node(Strict):
     host_memory: Bytes | None = None
 
     @property
+    def device_count(self) -> int:
+        """How many devices it has."""
+        return sum(self.devices.values())
+
+    @property
     def adapter_count(self) -> int:
         """How many adapters it has."""
-        return sum(self.devices.values()) if self.adapters == "per_device" else self.adapters
+        return self.device_count if self.adapters == "per_device" else self.adapters
 
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's bucket_cap_mb
@@ -349,6 +354,15 @@ class Cluster(Document):
         }
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return Cluster(**{**fields, "device_types": {**self.device_types, **lower}}) if lower else self
+
+    def without(self, device_ids: Collection[str]) -> Cluster:
+        """This cluster without some devices; those of their nodes that are left count anew."""
+        kept: dict[str, dict[str, int]] = {}
+        for device in self.devices:
+            if device.id not in device_ids:
+                counts = kept.setdefault(device.node, {})
+                counts[device.type] = counts.get(device.type, 0) + 1
+        return self.with_nodes(n.model_copy(update={"devices": kept[n.name]}) for n in self.nodes if n.name in kept)
 
     def with_nodes(self, nodes: Iterable[Node]) -> Cluster:
         """A cluster of these nodes, with the links that are given inside of them and between them."""

@@ -17,6 +17,7 @@ from hetpipe.documents.plan import Plan
 from hetpipe.documents.precisions import PrecisionChoice, in_job, known_precision, turns
 from hetpipe.documents.profile import Profile
 from hetpipe.documents.sections.adapter import AdapterSection
+from hetpipe.documents.sections.elastic import ElasticSection
 from hetpipe.documents.sections.evaluate import EvaluateSection
 from hetpipe.documents.sections.export import ExportSection
 from hetpipe.documents.sections.log import LOG_FILES, LogSection
@@ -176,6 +177,7 @@ class Job(Document):
     train: TrainSection
     evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
+    elastic: ElasticSection | None = None
     log: LogSection | None = None
     export: ExportSection | None = None
 
@@ -188,6 +190,20 @@ class Job(Document):
             )
         if self.export is not None and self.export.merge and self.adapter is None:
             raise ValueError("export.merge adds adapters to the model, but there is no section 'adapter'. Leave export.merge out")
+        return self
+
+    @model_validator(mode="after")
+    def _goes_on_from_somewhere(self) -> Self:
+        if self.elastic is not None and self.checkpoint is None:
+            raise ValueError(
+                "elastic lets a run go on without devices that it has lost, from what is in its folder of checkpoints, but "
+                "the job saves none. Write 'checkpoint: {folder: checkpoints/NAME}', too"
+            )
+        if self.elastic is not None and self.plan.backend != "torch":
+            raise ValueError(
+                f"elastic needs a process for each device, and with plan.backend {self.plan.backend} one process drives a "
+                "replica. Leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

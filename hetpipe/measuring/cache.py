@@ -24,6 +24,7 @@ from hetpipe.layers.model import Model, named_layers, row_shapes
 from hetpipe.layers.shards.styles import styles_of
 from hetpipe.layers.transforms import lineage_of
 from hetpipe.measuring.confirm import confirmed_links, unconfirmed_types
+from hetpipe.measuring.links import ranks_of_nodes
 from hetpipe.measuring.measure import measurers, profile_cluster
 from hetpipe.processes.arithmetic import arithmetic, other_flags
 from hetpipe.processes.peers.others import showing_others
@@ -42,10 +43,12 @@ def measured(
     fresh: bool = False,
     whole_nodes: bool = False,
 ) -> Profile:
-    """The cached profile of this model on these devices, if they are still as fast; else a new measurement, which is cached.
-    `precision`: in what each type is measured. `whole_nodes`: a process may use all devices of its node. Collective."""
+    """The cached profile of this model on these devices, or on these and others, if they are still as fast; else a new
+    measurement, which is cached. `precision`: in what each type is measured. `whole_nodes`: a process may use all devices of its
+    node. Collective."""
     path = cache_path(model, cluster, options, repr(optimizer), world.hosts, precision)
-    cached = world.first(_cached(path) if world.is_main and not fresh else None)
+    nodes = nodes_of(cluster, world)
+    cached = world.first((_cached(path) or _of_more(path, nodes)) if world.is_main and not fresh else None)
     if cached is not None:
         found = _confirmed(Profile.parse(cached, path), model, cluster, world, whole_nodes)
         if found is not None:
@@ -55,6 +58,7 @@ def measured(
     profile = profile_cluster(
         model, cluster, world, options, optimizer_factory(optimizer), precision=precision, whole_nodes=whole_nodes
     )
+    profile = profile.model_copy(update={"provenance": {**profile.provenance, "nodes": nodes}})
     if world.is_main:
         profile.save(path)
     world.barrier()
@@ -100,6 +104,34 @@ def _cached(path: str) -> Any:
         return None
 
 
+def nodes_of(cluster: Cluster, world: World) -> dict[str, dict[str, Any]]:
+    """Each node's devices, by type, and the hosts of its ranks: where a profile was measured, as its provenance has it."""
+    ranks = ranks_of_nodes(cluster, world)
+    return {
+        node.name: {"devices": dict(node.devices), "hosts": sorted({world.hosts[rank] for rank in ranks.get(node.name, ())})}
+        for node in cluster.nodes
+    }
+
+
+def _of_more(path: str, nodes: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The newest profile in the cache of the same model on these nodes, of the same hosts, and more of them, or more devices on
+    them; None where there is none."""
+    alike = Path(path).parent.glob(f"{Path(path).stem.rpartition('-')[0]}-*.json")
+    for other in sorted(alike, key=lambda file: file.stat().st_mtime, reverse=True):
+        found = _cached(str(other))
+        there = found["provenance"].get("nodes", {}) if found is not None else {}
+        if all(_covers(there.get(name), node) for name, node in nodes.items()):
+            return found
+    return None
+
+
+def _covers(there: Any, node: Mapping[str, Any]) -> bool:
+    """Whether a node that was measured is this one, with as many devices of each type at least."""
+    if not isinstance(there, Mapping) or there.get("hosts") != node["hosts"]:
+        return False
+    return all(there.get("devices", {}).get(kind, 0) >= count for kind, count in node["devices"].items())
+
+
 def cache_path(
     model: Model,
     cluster: Cluster,
@@ -129,12 +161,11 @@ def cache_path(
         arithmetic(),
         optimizer,
         (torch.__version__, hetpipe.__version__),
-        hosts or os.uname().nodename,
         {k: v.model_dump() for k, v in cluster.device_types.items()},
-        [(n.name, n.devices, n.host) for n in cluster.nodes],
     ]
-    digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
-    return os.path.join(options.cache or os.path.join(".hetpipe", "profiles"), f"{model.name}-{digest}.json")
+    where = [hosts or os.uname().nodename, [(n.name, n.devices, n.host) for n in cluster.nodes]]
+    named = "-".join([model.name, *(hashlib.sha256(repr(part).encode()).hexdigest()[:16] for part in (content, where))])
+    return os.path.join(options.cache or os.path.join(".hetpipe", "profiles"), f"{named}.json")
 
 
 def _settings(model: Model) -> list[Any]:

@@ -69,7 +69,8 @@ def confirmed_links(profile: Profile, cluster: Cluster, world: World) -> tuple[W
     and what is said of those that differ. Collective."""
     before = {frozenset(link.between): link for link in profile.links}
     known, seen, off = list[Pair](), set[str](), False
-    for pair in node_pairs(cluster, world):
+    pairs = node_pairs(cluster, world)
+    for pair in pairs:
         if frozenset((pair.a, pair.b)) in before and (pair.a == pair.b or not {pair.a, pair.b} <= seen):
             known.append(pair)
             seen |= {pair.a, pair.b} if pair.a != pair.b else set()
@@ -78,7 +79,7 @@ def confirmed_links(profile: Profile, cluster: Cluster, world: World) -> tuple[W
         size = int(min(LARGE_BYTES, PROBE_SECONDS * (then.bandwidth or LARGE_BYTES / PROBE_SECONDS)))
         times = ping_pong(world, pair, (size,), 5)[0]
         off = off or differs(both_ways(then, profile.adapters, size), min(times), statistics.median(times))
-    if known and not off:
+    if not pairs or (known and not off):
         return None, []
     now = measure_links(cluster, world)
     said = []

@@ -18,8 +18,8 @@ from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.files.messages import InputError, natural_key
 from hetpipe.layers.device import torch_device
 from hetpipe.measuring.profiler import default_type_name
-from hetpipe.processes.environment import place
-from hetpipe.processes.progress import warn
+from hetpipe.processes.environment import NODE, own_node, place
+from hetpipe.processes.progress import say, warn
 from hetpipe.processes.world import World
 from hetpipe.runtime.backends import drives_a_replica
 
@@ -69,6 +69,28 @@ def cluster_of(rows: Sequence[tuple[int, int, str, int]]) -> Cluster:
         "nodes": [{"name": f"n{a}", "devices": c} for a, c in sorted(nodes.items())],
     }
     return Cluster.parse(document, "the devices found")
+
+
+def there(cluster: Cluster, world: World) -> Cluster:
+    """The part of a file's cluster whose nodes have processes; one rank says which have none. InputError where an agent may be a
+    node that is there or one that is gone, and these are not alike. Collective."""
+    present = {cluster.device(device).node for device in world.rank_of}
+    gone = [node for node in cluster.nodes if node.name not in present]
+    if not gone:
+        return cluster
+    told = set(world.gather(own_node()))
+    for node in cluster.nodes:
+        if node.name in present - told and node.host is None:
+            other = next((o for o in gone if o.devices != node.devices and o.device_count == node.device_count), None)
+            if other is not None:
+                raise InputError(
+                    f"{len(present)} agents came for {len(cluster.nodes)} nodes, and nothing says whether one of them is node "
+                    f"{node.name!r} or {other.name!r}, which have as many devices and not the same: give nodes of the cluster "
+                    f"file their host, or set {NODE} on each host to the name of its node"
+                )
+    if world.is_main:
+        say(f"{', '.join(node.name for node in gone)} of the cluster file has no process: going on without")
+    return cluster.with_nodes(node for node in cluster.nodes if node.name in present)
 
 
 def as_it_is(cluster: Cluster, there: Mapping[str, tuple[str, int]]) -> tuple[Cluster, list[str]]:

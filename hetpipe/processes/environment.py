@@ -12,6 +12,7 @@ from hetpipe.files.limits import MOST_SECONDS
 from hetpipe.files.messages import InputError, shown
 
 STEP_SECONDS, LONG_SECONDS = "HETPIPE_TIMEOUT_SECONDS", "HETPIPE_LONG_TIMEOUT_SECONDS"
+NODE, WITHOUT = "HETPIPE_NODE", "HETPIPE_WITHOUT"
 MOST_RANKS, MOST_PORT = 2**20, 2**16 - 1
 
 
@@ -43,6 +44,16 @@ def place() -> Place:
     if local >= here:
         raise InputError(f"the environment variable LOCAL_RANK is {local}, but there are {here} ranks on this host")
     return Place(rank, size, local, here, _number("GROUP_RANK", 0, MOST_RANKS, 0))
+
+
+def own_node() -> str | None:
+    """Which node of the cluster file this host says that it is."""
+    return os.environ.get(NODE) or None
+
+
+def left_out() -> tuple[str, ...]:
+    """Devices of the cluster file for which no rank was started, as the command that started the ranks says."""
+    return tuple(os.environ.get(WITHOUT, "").split())
 
 
 def started_ranks() -> int:

@@ -35,6 +35,7 @@ from hetpipe.processes.peers.beats import (
     read_beats,
     said,
 )
+from hetpipe.processes.peers.hang_up import hang_up, sockets
 from hetpipe.processes.stopping import RunError
 
 T = TypeVar("T")
@@ -224,6 +225,7 @@ def store_gone(here: str, since: str = "") -> str:
 
 
 _pulse: Pulse | None = None
+_links: frozenset[str] = frozenset()  # sockets that end with the first loss of another rank
 
 
 def start_pulse(store: Any, rank: int, size: int, patience: float) -> None:
@@ -246,6 +248,11 @@ def start_pulse(store: Any, rank: int, size: int, patience: float) -> None:
 def agent_keeps_store() -> bool:
     """Whether the store is torchrun's, or that of the command that started the ranks; else it is rank 0's, and ends with it."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def watches_itself() -> bool:
+    """Whether ranks give each other signs of life: those that torchrun, or `hetpipe train`, has started."""
+    return agent_keeps_store() or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def others_may_wait() -> bool:
@@ -307,7 +314,16 @@ def peers_named() -> Iterator[None]:
     except PeerLostError:
         raise
     except RuntimeError as error:
+        if _links and is_of_another(error):
+            hang_up(_links, int(os.environ.get("MASTER_PORT", "0")))
         words = cause(error)
         if words is None:
             raise
         raise PeerLostError(words) from error
+
+
+def hang_up_on_loss() -> None:
+    """From now on, when this rank has lost another, it ends the connections that it has by now at once, since the others have
+    something to do before they end."""
+    global _links
+    _links = frozenset(sockets())

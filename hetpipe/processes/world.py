@@ -17,9 +17,9 @@ import torch.distributed as dist
 from hetpipe.documents.cluster import Cluster, Node
 from hetpipe.files.messages import InputError
 from hetpipe.processes.cards import begin_backward, check_card
-from hetpipe.processes.environment import check_environment, launched, long_timeout, place, step_timeout
+from hetpipe.processes.environment import NODE, check_environment, launched, long_timeout, own_node, place, step_timeout
 from hetpipe.processes.peers.differences import check_alike
-from hetpipe.processes.pulse import agent_keeps_store, peers_named, start_pulse
+from hetpipe.processes.pulse import peers_named, start_pulse, watches_itself
 from hetpipe.processes.rendezvous import leave, meet_ranks
 from hetpipe.processes.whereabouts import waiting
 
@@ -196,7 +196,7 @@ def _connect(*, use_cuda: bool, watched: bool) -> None:
     check_environment()
     if launched():
         store, rank, size = meet_ranks(long_timeout())
-        if watched and agent_keeps_store():
+        if watched and watches_itself():
             start_pulse(store, rank, size, 2 * step_timeout().total_seconds())
     else:
         store, rank, size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
@@ -243,25 +243,50 @@ def _check_group(*, use_cuda: bool) -> None:
         )
 
 
-def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+def bind_devices(
+    nodes: Sequence[Node],
+    places: Sequence[tuple[str, int, int]],
+    called: Mapping[int, str] | None = None,
+    *,
+    partly: bool = False,
+) -> dict[str, int]:
     """Device id → rank. `places` has, per rank, (host name, agent number, local rank): an agent of torchrun is one node, the one
-    whose `host` is its host name where a node gives one, else the i-th node for agent i. Pure: see tests.
+    by whose name it is `called`, else the one whose `host` is its host name where a node gives one, else the i-th node for agent
+    i. Pure: see tests.
 
     torchrun's c10d rendezvous numbers agents as it likes. So where the processes of the agents without a named node are as many,
-    agent for agent, as the devices of the nodes that are left, but in another order, an agent is the next node of its size.
+    agent for agent, as the devices of the nodes that are left (`partly`: of some of these), but in another order, an agent is the
+    next node of its size.
     """
+    node_of, bound = _node_of_agents(nodes, places, called or {}, partly), dict[str, int]()
+    for rank, (host, agent, local) in enumerate(places):
+        node = node_of[agent]
+        if local >= node.device_count:
+            raise InputError(
+                f"local rank {local} on host {host!r} is beyond node {node.name!r}, which has {node.device_count} devices in the "
+                f"cluster file; start that agent with --nproc-per-node={node.device_count}"
+            )
+        bound[f"{node.name}/{local}"] = rank
+    return bound
+
+
+def _node_of_agents(
+    nodes: Sequence[Node], places: Sequence[tuple[str, int, int]], called: Mapping[int, str], partly: bool
+) -> dict[int, Node]:
     hosts: dict[int, str] = {agent: host for host, agent, _ in places}
     size = Counter(agent for _, agent, _ in places)
     named, free = defaultdict[str, deque[Node]](deque), defaultdict[int, deque[Node]](deque)  # by host; by size
-    for node in nodes:
+    node_of = _called(nodes, hosts, called)
+    left = [node for node in nodes if node not in node_of.values()]
+    for node in left:
         if node.host is not None:
             named[node.host].append(node)
-    node_of = {agent: named[host].popleft() for agent, host in sorted(hosts.items()) if named[host]}
-    waiting = [agent for agent in sorted(hosts) if agent not in node_of]
-    left = [node for node in nodes if node.host is None]
-    by_size = sorted(size[agent] for agent in waiting) == sorted(map(_device_count, left))
+    node_of |= {agent: named[host].popleft() for agent, host in sorted(hosts.items()) if agent not in node_of and named[host]}
+    waiting, left = [agent for agent in sorted(hosts) if agent not in node_of], [node for node in left if node.host is None]
+    wanted, given = Counter(size[agent] for agent in waiting), Counter(node.device_count for node in left)
+    by_size = wanted <= given if partly else wanted == given
     for node in left:
-        free[_device_count(node) if by_size else 0].append(node)
+        free[node.device_count if by_size else 0].append(node)
     for agent in waiting:
         fitting = free[size[agent] if by_size else 0]
         if not fitting:
@@ -271,30 +296,36 @@ def bind_devices(nodes: Sequence[Node], places: Sequence[tuple[str, int, int]]) 
                 f"{len(hosts)} agents for the nodes {names}"
             )
         node_of[agent] = fitting.popleft()
-    bound = {}
-    for rank, (host, agent, local) in enumerate(places):
-        node = node_of[agent]
-        if local >= _device_count(node):
+    return node_of
+
+
+def _called(nodes: Sequence[Node], hosts: Mapping[int, str], called: Mapping[int, str]) -> dict[int, Node]:
+    """Agent → the node that it says it is. InputError where there is none of that name, or two agents say the same."""
+    by_name, found = {node.name: node for node in nodes}, dict[int, Node]()
+    for agent, name in sorted(called.items()):
+        where = f"{NODE} is {name!r} on host {hosts[agent]!r} (agent {agent})"
+        if name not in by_name:
+            raise InputError(f"{where}, but the cluster file has only the nodes {list(by_name)}")
+        other = next((one for one, node in found.items() if node.name == name), None)
+        if other is not None:
             raise InputError(
-                f"local rank {local} on host {host!r} is beyond node {node.name!r}, which has {_device_count(node)} devices in "
-                f"the cluster file; start that agent with --nproc-per-node={_device_count(node)}"
+                f"{where}, and agent {other} on host {hosts[other]!r} says the same: each agent is a node of its own"
             )
-        bound[f"{node.name}/{local}"] = rank
-    return bound
+        found[agent] = by_name[name]
+    return found
 
 
-def _device_count(node: Node) -> int:
-    return sum(node.devices.values())
-
-
-def create_world(cluster: Cluster) -> World:
-    """Bind this job's processes to the devices of `cluster`. The process group must exist (see `connect`)."""
+def create_world(cluster: Cluster, *, partly: bool = False) -> World:
+    """Bind this job's processes to the devices of `cluster`, or of some of its nodes (`partly`). The process group must exist
+    (see `connect`)."""
     size, rank = dist.get_world_size(), dist.get_rank()
     here = place()
     control = dist.new_group(list(range(size)), backend="gloo", timeout=long_timeout())
     places: list[Any] = [None] * size
-    dist.all_gather_object(places, (socket.gethostname(), here.agent, here.local_rank if launched() else rank), group=control)
-    rank_of = bind_devices(cluster.nodes, places)
+    told = socket.gethostname(), here.agent, here.local_rank if launched() else rank, own_node()
+    dist.all_gather_object(places, told, group=control)
+    called = {agent: node for _, agent, _, node in places if node is not None}
+    rank_of = bind_devices(cluster.nodes, [found[:3] for found in places], called, partly=partly)
     mine = next((d for d, r in rank_of.items() if r == rank), None)
-    hosts = tuple(host for host, _, _ in places)
+    hosts = tuple(host for host, *_ in places)
     return World(rank=rank, size=size, device_id=mine, rank_of=rank_of, ranks=tuple(range(size)), hosts=hosts, control=control)

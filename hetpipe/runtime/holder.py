@@ -82,6 +82,11 @@ class Holder:
         return self.seats[0].shard, self.seats[0].degree
 
     @property
+    def layer_range(self) -> tuple[int, int]:
+        """The layers of this process's first stage: from this one on, and before that one."""
+        return self._replica_plan.stages[self.index].layers
+
+    @property
     def doing(self) -> str:
         """The action that began last, and in which step, for messages."""
         current = self._latest.current

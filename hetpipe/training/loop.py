@@ -18,11 +18,13 @@ from hetpipe.building.feed import Batch, Feed, Reading, sampler_of
 from hetpipe.checkpoints.resume import RunState, Saved
 from hetpipe.documents.job import Job
 from hetpipe.documents.profiles.lengths import LengthFactor
+from hetpipe.files.messages import InputError
 from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import say, warn
+from hetpipe.processes.pulse import hang_up_on_loss, is_of_another
 from hetpipe.processes.stopping import RunStopped, StopRequest
-from hetpipe.processes.whereabouts import resume
+from hetpipe.processes.whereabouts import during, resume
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -97,6 +99,8 @@ class Loop:
         """Run all steps, then the evaluation; or the steps up to `until`, or to that in which the director ends the leg.
         RunStopped where a signal asked for the end, after the step in which it did. `predicted`: the mean step; the `lengths`
         of a profile say how others differ."""
+        if self.job.elastic is not None:
+            hang_up_on_loss()
         start = self._resume()
         self.total = max(self.total, start)  # a job may ask for fewer steps than its run has done
         find_reference(self.job, self.session, self.engine, self.reading, self._own, self.state.beside, begins=start == 0)
@@ -104,7 +108,12 @@ class Loop:
         end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:
             with StopRequest() as stop:
-                self.over = self._train(start, end, stop, observers)
+                try:
+                    self.over = self._train(start, end, stop, observers)
+                except RuntimeError as error:
+                    if is_of_another(error):
+                        self._keep()
+                    raise
             self.metrics.end()
             if self.over.step < self.total:
                 self.metrics.collect()
@@ -128,6 +137,19 @@ class Loop:
             steps_differ=isinstance(self.session.data.train, Ragged),
             predicted_bytes=dict(predicted.peak_bytes) if predicted is not None else {},
         )
+
+    def _keep(self) -> None:
+        """Another rank is lost: keep what this one has of the run, if it may go on without that one."""
+        done = self.undo.whole() if self.saved is not None and self.job.elastic is not None else None
+        if done is None:
+            return
+        assert self.saved is not None
+        loss = self.result.losses[-1] if self.result.losses else None
+        with during(f"keeping its layers as they were after step {done}"):
+            try:
+                self.saved.keep(done, loss)
+            except (OSError, InputError) as error:
+                warn(f"note: rank {self.engine.world.rank} cannot keep its layers as they were after step {done}: {error}")
 
     def _train(self, start: int, end: int, stop: StopRequest, observers: Observers) -> Event:
         engine = self.engine

@@ -31,15 +31,16 @@ from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, stays, type_name
 from hetpipe.measuring.cache import measured, note_arithmetic
-from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again, with_own_types
+from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again, there, with_own_types
 from hetpipe.measuring.measure import least_degree
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan, note_of_precisions
 from hetpipe.predict.compiled import compile_when_idle
 from hetpipe.predict.cost import Costs
 from hetpipe.processes.arithmetic import arithmetic
+from hetpipe.processes.environment import left_out
 from hetpipe.processes.peers.others import showing_others
-from hetpipe.processes.progress import Activity, warn
+from hetpipe.processes.progress import Activity, say, warn
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World, connect, create_world
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, open_engine, seat
@@ -94,7 +95,8 @@ class Session(Setting):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to plan for, and how to measure. `profile` and `plan` are files that are used instead."""
+    """What to plan for, and how to measure. `profile` and `plan` are files that are used instead; where devices of that plan are
+    gone, an `elastic` run plans anew."""
 
     global_batch: int
     options: PlanOptions
@@ -102,6 +104,7 @@ class Request:
     optimizer: TorchNamed
     profile: str | None = None
     plan: str | None = None
+    elastic: bool = False
 
     @classmethod
     def by(cls, job: Job) -> Request:
@@ -113,19 +116,26 @@ class Request:
             optimizer=job.train.optimizer,
             profile=job.profile,
             plan=job.plan.file,
+            elastic=job.elastic is not None,
         )
 
 
-def meet(cluster: Cluster | None, backend: Backend = "torch", told: Mapping[str, Any] | None = None) -> tuple[World, Cluster]:
-    """Join the other ranks, as the devices of `cluster`; without one, of the cluster that they are. InputError on every rank
-    unless all were `told` the same. Collective."""
+def meet(
+    cluster: Cluster | None, backend: Backend = "torch", told: Mapping[str, Any] | None = None, *, elastic: bool = False
+) -> tuple[World, Cluster]:
+    """Join the other ranks, as the devices of `cluster` (`elastic`: of the part of it that is there); without one, of the cluster
+    that they are. InputError on every rank unless all were `told` the same. Collective."""
+    if cluster is not None and left_out():
+        cluster = cluster.without(left_out())
     check_cluster(backend, cluster)
     emulated = cluster is not None and any(t.emulate is not None for t in cluster.device_types.values())
     connect(use_cuda=torch.cuda.is_available() and not emulated, told=told)
     if not torch.cuda.is_available() or emulated:
         torch.set_num_threads(1)  # as when it was measured; ranks that share cores get slower with more
     declared, cluster = cluster, cluster or discover_cluster(backend)
-    world = create_world(cluster)
+    world = create_world(cluster, partly=elastic)
+    if elastic:
+        cluster = there(cluster, world)
     describe_with(f"device {world.device_id}")
     if declared is not None and torch.cuda.is_available() and not emulated:
         cluster, notes = as_it_is(cluster, cards(world, backend, cluster))
@@ -153,7 +163,7 @@ def told_by(job: Job) -> dict[str, Any]:
 
 def open_session(job: Job) -> Session:
     """Join the other ranks, build the model (the same weights everywhere) and the data. Collective."""
-    world, cluster = meet(job.read_cluster(), job.plan.backend, told_by(job))
+    world, cluster = meet(job.read_cluster(), job.plan.backend, told_by(job), elastic=job.elastic is not None)
     check_training(job)
     job = going_on(job, world)
     evaluated: Content | None = None
@@ -250,6 +260,11 @@ def _plan_of_file(setting: Setting, request: Request) -> Plan | None:
     if request.plan is None:
         return None
     plan = Plan.load(request.plan)
+    absent = left_out() or tuple(d for d in plan.device_ids if d not in {device.id for device in setting.cluster.devices})
+    if request.elastic and absent:
+        if setting.world.is_main:
+            say(f"{', '.join(absent)} of the plan {request.plan} cannot be had: planning anew for the devices that are there")
+        return None
     plan.check(cluster=setting.cluster, layers=len(setting.model.layers), global_batch=request.global_batch, source=request.plan)
     check_backend(request.options.backend, plan)
     return plan

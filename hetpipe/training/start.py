@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hetpipe.checkpoints.kept import salvage
 from hetpipe.documents.cluster import Cluster, Device
 from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.precisions import PrecisionChoice
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.elastic import ElasticSection
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import unsplit_note
 from hetpipe.processes.arithmetic import computing_by
 from hetpipe.processes.environment import launched
-from hetpipe.processes.progress import warn
-from hetpipe.processes.ranks.launch import start_ranks
+from hetpipe.processes.progress import say, warn
+from hetpipe.processes.ranks.launch import Elastic, Rejoin, start_ranks
 from hetpipe.processes.ranks.preload import modules_of
+from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Request, obtain_profile, open_session, prepare
@@ -33,9 +37,35 @@ def run_everywhere(job: Job, program: Callable[..., Any], *arguments: Any) -> An
     return _start(program, (job, *arguments), _machine(job).devices)
 
 
-def _start(program: Callable[..., Any], arguments: tuple[Job, *tuple[Any, ...]], devices: Sequence[Device]) -> Any:
-    results = start_ranks(program, arguments, devices, modules_of(arguments[0]))
+def _start(
+    program: Callable[..., Any],
+    arguments: tuple[Job, *tuple[Any, ...]],
+    devices: Sequence[Device],
+    elastic: Elastic | None = None,
+) -> Any:
+    results = start_ranks(program, arguments, devices, modules_of(arguments[0]), elastic)
     return next((result for result in results if result is not None), None)
+
+
+def _start_again(program: Callable[..., Any], job: Job, section: ElasticSection) -> Any:
+    """`program(job)` on the devices of this machine, and, where some are lost, once more on those that are left."""
+    cluster, lost, losses, restarts = _machine(job), list[Device](), Counter[Device](), 0
+    while True:
+        kept = [device for device in cluster.devices if device not in lost]
+        try:
+            return _start(program, (job,), kept, Elastic(without=lost, join=section.join and bool(lost)))
+        except Rejoin:
+            lost = [device for device in lost if losses[device] > 1]  # it did not last: it is left alone
+            say("saved: trying the devices that were lost once more")
+        except RankFailure as failure:
+            if not failure.lost or restarts == section.restarts or len(failure.lost) == len(kept):
+                raise
+            restarts += 1
+            gone = [cluster.device(device) for device in failure.lost]
+            lost, losses = [*lost, *gone], losses + Counter(gone)
+            if job.checkpoint is not None:
+                salvage(job.checkpoint.folder)
+            say(f"{failure}; going on without {', '.join(failure.lost)} (restart {restarts} of {section.restarts})")
 
 
 def _machine(job: Job) -> Cluster:
@@ -67,6 +97,8 @@ def train_everywhere(job: Job, program: Callable[..., Any]) -> Any:
     with the plan: if it or the profile is not in a file, one process a device measures and plans first; then
     `program(job, plan, profile)` runs in one process a replica."""
     backend = job.plan.backend
+    if job.elastic is not None and not launched():
+        return _start_again(program, job, job.elastic)
     if launched() or not drives_a_replica(backend):
         return run_everywhere(job, program)
     cluster = _machine(job)

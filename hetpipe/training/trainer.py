@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hetpipe.building.feed import sampler_of
 from hetpipe.checkpoints.checkpoint import list_checkpoints
+from hetpipe.checkpoints.kept import salvage
 from hetpipe.checkpoints.resume import check_data
 from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
@@ -46,6 +47,9 @@ class Trainer:
 
     def _run(self, session: Session, plan: Plan | None, profile: Profile | None, planned: Planned | None) -> TrainResult | None:
         job = session.job
+        if (kept := job.checkpoint) is not None and kept.resume:
+            session.world.on_main(lambda: salvage(kept.folder))
+            _expect_to_resume(job)
         begins_at = check_data(job, session.content, session.world)
         _check_end_of_schedule(job, begins_at, sampler_of(session.data.train, job.train)[1], is_main=session.world.is_main)
         session.world.on_main(lambda: check_loggers(job))

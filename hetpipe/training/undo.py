@@ -20,6 +20,7 @@ class Undo:
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.step: int | None = None  # how many steps are done in the state that there is; None: parts of several
+        self._open = False  # a step has begun whose optimizer has not
         self._place: Any = None
         self._scale: Any = None
         self._held, self._copies = Held(), dict[tuple[nn.Module, str], Tensor]()
@@ -32,7 +33,7 @@ class Undo:
         now = self._buffers()
         if self._held:
             self._changing = (self._changing or set()) | self._changed(now)
-        self.step, self._held = done, now
+        self.step, self._held, self._open = done, now, True
         scale = self.run.engine.loss_scale
         self._place, self._scale = self.run.feed.place, (scale.scale, scale.good, scale.used)
         wanted = self._changing if self._changing is not None else self._few(now)
@@ -40,11 +41,15 @@ class Undo:
 
     def moves(self) -> None:
         """The optimizer begins to change parameters: from here on, until `moved`, nothing can be put back."""
-        self.step = None
+        self.step, self._open = None, False
 
     def moved(self, done: int) -> None:
         """So many steps are done."""
         self.step = done
+
+    def whole(self) -> int | None:
+        """After how many steps the state is, once what a step has begun is put back; None where it is of no step."""
+        return self.step if not self._open or self.put_back() else None
 
     def put_back(self) -> bool:
         """The state at the begin of the step, which has failed before any optimizer moved. False, with nothing changed, where

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hetpipe.documents.cluster import Device
 from hetpipe.processes import progress
-from hetpipe.processes.environment import launched, step_timeout
+from hetpipe.processes.environment import NODE, WITHOUT, launched, step_timeout
 from hetpipe.processes.peers.beats import Beat, KeyValueStore, Silence, newest_resume, part_for_beats, read_beats, waited
 from hetpipe.processes.progress import Activity, say
 from hetpipe.processes.pulse import LAUNCHED, stop_pulse
@@ -32,7 +33,8 @@ from hetpipe.processes.ranks.forkserver import Forkserver
 from hetpipe.processes.ranks.report import RankFailure, Report, report_of, with_cause
 from hetpipe.processes.stopping import RunStopped, stop_if_told
 
-GRACE_SECONDS = 1.5
+GRACE_SECONDS = 1.5  # for all to say why they end
+CARDS = "CUDA_VISIBLE_DEVICES"
 LOOK_SECONDS = 1.0  # a signal that comes just as a wait begins does not end it; what it asks for is done after the wait
 
 
@@ -77,8 +79,8 @@ def _use_threads(count: int) -> None:
     torch.set_num_threads(count)  # the variable alone comes too late: the server has imported torch
 
 
-def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[str, str]:
-    """What torchrun would set for this rank: each node of the cluster is an agent."""
+def rank_environment(devices: Sequence[Device], rank: int, port: int, without: Sequence[Device] = ()) -> dict[str, str]:
+    """What torchrun would set for this rank: each node of the cluster is an agent. `without`: devices that have no rank."""
     nodes = list(dict.fromkeys(d.node for d in devices))
     device = devices[rank]
     return {
@@ -93,7 +95,29 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int) -> dict[st
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         LAUNCHED: "1",
+        NODE: device.node,
+        **({WITHOUT: " ".join(d.id for d in without)} if without else {}),
+        **({CARDS: visible_cards([d.index for d in devices if d.node == device.node])} if without else {}),
     }
+
+
+def visible_cards(kept: Sequence[int]) -> str:
+    """What CUDA_VISIBLE_DEVICES is to be where, of those cards that it names, only these are to be seen."""
+    named = os.environ.get(CARDS, "").split(",") if os.environ.get(CARDS) else []
+    return ",".join(named[index] if index < len(named) else str(index) for index in kept)
+
+
+class Rejoin(Exception):
+    """All ranks have saved and ended, so that devices which had been lost can be tried once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """The run can go on when devices are lost, as those `without` which it starts were; `join`: ranks are ended after their next
+    checkpoint (Rejoin)."""
+
+    without: Sequence[Device] = ()
+    join: bool = False
 
 
 _server: Forkserver | None = None
@@ -122,11 +146,16 @@ def end_server() -> None:
 
 
 def start_ranks(
-    program: Callable[..., Any], arguments: Sequence[Any], devices: Sequence[Device], modules: Sequence[str] = ()
+    program: Callable[..., Any],
+    arguments: Sequence[Any],
+    devices: Sequence[Device],
+    modules: Sequence[str] = (),
+    elastic: Elastic | None = None,
 ) -> list[Any]:
     """Run `program(*arguments)` in one process for each of `devices` and return their results in rank order. `program` must be a
     module-level function of a module that can be imported; `modules`: see `start_server`. RankFailure (after every process is
-    gone) if one fails. SIGTERM and Ctrl-C ask the ranks to stop; a second one ends them at once."""
+    gone) if one fails; `elastic` gives the others time to keep what they hold. SIGTERM and Ctrl-C ask the ranks to stop; a second
+    one ends them at once."""
     start_server(modules)
     assert _server is not None
     from hetpipe.processes.rendezvous import part_of_start  # it imports torch, as the server does meanwhile
@@ -134,13 +163,14 @@ def start_ranks(
     store = _store()
     content = pickle.dumps((progress.display, _importable(program), list(arguments)))
     beats = part_for_beats(part_of_start(store, len(devices), 1))
-    watch = _Watch(_server, devices, beats, patience=2 * step_timeout().total_seconds())
+    watch = _Watch(_server, devices, beats, 2 * step_timeout().total_seconds(), elastic)
     try:
         with Activity("starting: importing torch in the process that holds the ranks"):  # the first fork waits for that
             for rank in range(len(devices)):
                 mine, theirs = Pipe(duplex=False)
                 watch.pipes.append(mine)
-                like = _Parent({**os.environ, **rank_environment(devices, rank, store.port)}, os.getcwd(), sys.path)
+                own = rank_environment(devices, rank, store.port, elastic.without if elastic is not None else ())
+                like = _Parent({**os.environ, **own}, os.getcwd(), sys.path)
                 watch.processes.append(_server.fork(_rank, (content, like, rank), theirs))
                 theirs.close()
         with _told_to_stop(watch.ask_to_stop):
@@ -185,11 +215,32 @@ def _told_to_stop(ask: Callable[[int], None]) -> Iterator[None]:
             signal.signal(kind, handler)
 
 
+class _Rejoining:
+    """Looks for the first checkpoint since the ranks were started."""
+
+    def __init__(self) -> None:
+        self.asked, self._first, self._looked = False, "", 0.0
+
+    def is_due(self, read: Callable[[], Mapping[int, Beat]]) -> bool:
+        """Whether there is one, once."""
+        now = time.monotonic()
+        if self.asked or now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked, found = now, newest_resume(read())
+        self._first = self._first or found
+        self.asked = bool(found) and found != self._first
+        return self.asked
+
+
 class _Watch:
     """The parent's view of its ranks: what they reported, and which are gone."""
 
-    def __init__(self, server: Forkserver, devices: Sequence[Device], store: KeyValueStore, patience: float) -> None:
+    def __init__(
+        self, server: Forkserver, devices: Sequence[Device], store: KeyValueStore, patience: float, elastic: Elastic | None
+    ) -> None:
         self.server, self.devices, self.store = server, devices, store
+        self.grace = GRACE_SECONDS if elastic is None else patience
+        self.rejoin = _Rejoining() if elastic is not None and elastic.join else None
         self.silence = Silence(patience, max(LOOK_SECONDS, patience / 20))
         self.processes: list[int] = []
         self.pipes: list[Connection] = []
@@ -202,9 +253,12 @@ class _Watch:
         while len(self.exit_codes) < len(self.processes):
             self.collect(LOOK_SECONDS)
             if silent := self.silence.look(self._living):
-                raise RankFailure(self._frozen(silent[0]), None, next((b.resume for b in silent if b.resume), ""))
+                resume = next((b.resume for b in silent if b.resume), "")
+                raise RankFailure(self._frozen(silent[0]), None, resume, [self.devices[b.rank].id for b in silent])
+            if self.rejoin is not None and self.rejoin.is_due(self._living):
+                self._signal(signal.SIGTERM)
             if self.failed():
-                deadline = time.monotonic() + GRACE_SECONDS
+                deadline = time.monotonic() + (self.grace if self._silent() else GRACE_SECONDS)
                 while time.monotonic() < deadline and len(self.exit_codes) < len(self.processes):
                     self.collect(0.1)
                 raise self.failure()
@@ -247,20 +301,24 @@ class _Watch:
 
     def failed(self) -> bool:
         """Whether a rank has reported an error, or ended without a word."""
-        return any(r.error is not None for r in self.reports.values()) or any(
-            rank not in self.reports for rank in self.exit_codes
-        )
+        return any(r.error is not None for r in self.reports.values()) or bool(self._silent())
+
+    def _silent(self) -> list[int]:
+        """Ranks that have ended without a word."""
+        return [rank for rank in sorted(self.exit_codes) if rank not in self.reports]
 
     def failure(self) -> Exception | RunStopped:
         """The first cause: a stop that was asked for, a silent death, else the earliest error that is not an echo."""
         beats = self._beats()
         resume = newest_resume(beats)
-        silent = [rank for rank in sorted(self.exit_codes) if rank not in self.reports]
+        silent = self._silent()
         stopped = next((r.stopped for r in self.reports.values() if r.stopped is not None), None)
         if self.asked is not None and (stopped is not None or silent):
             return stopped.by(self.asked) if stopped is not None else RunStopped(self.asked, resume=resume)
+        if self.rejoin is not None and self.rejoin.asked and stopped is not None and not silent:
+            return Rejoin(resume)
         if silent:
-            return RankFailure(self._death(silent[0], beats), None, resume)
+            return RankFailure(self._death(silent[0], beats), None, resume, [self.devices[rank].id for rank in silent])
         first = min((r for r in self.reports.values() if r.error is not None), key=lambda r: (r.of_another, r.time))
         if not first.where:
             return RankFailure(str(first.error), first, first.resume or resume)

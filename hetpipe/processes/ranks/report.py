@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,11 +48,12 @@ class Report:
 
 class RankFailure(RuntimeError):
     """A rank failed; the message names rank, stage and device. `report` (None if it ended without one) has the code to exit with
-    and the traceback; `resume` is what the run can go on from."""
+    and the traceback; `resume` is what the run can go on from; `lost`: devices whose processes ended, or stood still, without a
+    word."""
 
-    def __init__(self, message: str, report: Report | None, resume: str = "") -> None:
+    def __init__(self, message: str, report: Report | None, resume: str = "", lost: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.report, self.resume = report, resume
+        self.report, self.resume, self.lost = report, resume, tuple(lost)
 
     @property
     def exit_code(self) -> int:

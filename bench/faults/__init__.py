@@ -1,0 +1,1 @@
+"""What a run loses when it loses a host, and when it gets it back."""
