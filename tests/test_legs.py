@@ -19,6 +19,7 @@ from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.standby import Standby
 from hetpipe.processes.world import World as RealWorld
 from hetpipe.training.directing.director import Event, Leg
+from hetpipe.training.directing.drift import Drift
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere
 from hetpipe.training.trainer import Trainer
@@ -46,6 +47,9 @@ class ThreeLegs:
 
     def watch(self, record: StepRecord) -> Event | None:
         self.during.append(_groups())
+        return None
+
+    def drifted(self, drift: Drift, world: RealWorld) -> None:
         return None
 
 

@@ -27,6 +27,7 @@ from hetpipe.layers.weights import materialise
 from hetpipe.processes.ranks.report import RankFailure
 from hetpipe.processes.world import World
 from hetpipe.training.directing.director import Event, Leg
+from hetpipe.training.directing.drift import Drift
 from hetpipe.training.observers.records import StepRecord
 from hetpipe.training.start import run_everywhere
 from hetpipe.training.trainer import Trainer
@@ -238,6 +239,9 @@ class OtherDevices:
         return next((Leg(plan, until) for plan, until in self.legs if until > event.step), None)
 
     def watch(self, record: StepRecord) -> None:
+        return None
+
+    def drifted(self, drift: Drift, world: World) -> None:
         return None
 
 

@@ -29,10 +29,10 @@ def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 def model_state(stage: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their names in the whole model; a tied parameter under each of its names."""
-    return {f"{MODEL}{name}": _known(tensor.detach()) for name, tensor in state_of(stage).items()}
+    return {f"{MODEL}{name}": saved_view(tensor.detach()) for name, tensor in state_of(stage).items()}
 
 
-def _known(tensor: Tensor) -> Tensor:
+def saved_view(tensor: Tensor) -> Tensor:
     """The same memory, in a type that files of tensors can be read back in."""
     return tensor.view(torch.uint8) if type_name(tensor.dtype) in UNKNOWN else tensor
 

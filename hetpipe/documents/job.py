@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.guesses import KeysOf
@@ -71,10 +71,22 @@ class DataSection(Named):
 
 
 class PlanSection(PlanRules):
-    """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.)"""
+    """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.) `rebalance: auto`: when
+    devices of a run become slower or faster, it plans again, and moves layers where the steps that are left repay that; `off`: it
+    only says so."""
 
     guesses = KeysOf("plan")
     file: Name | None = None
+    rebalance: Annotated[Literal["off", "auto"], BeforeValidator(lambda value: "off" if value is False else value)] = "off"
+
+    @model_validator(mode="after")
+    def _moves_between_processes(self) -> Self:
+        if self.rebalance == "auto" and self.backend != "torch":
+            raise ValueError(
+                f"rebalance is auto, but the back end {self.backend!r} drives all devices of a replica from one process, in "
+                "which layers stay: write backend: torch, or leave rebalance out"
+            )
+        return self
 
 
 # Keys of `train` that earlier versions had, with the one value that says what is done today.

@@ -6,6 +6,7 @@ it does not wait for those of others."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -165,6 +166,23 @@ class Run:
 def optimizers_of(costs: Costs, replica: ReplicaPlan) -> list[float]:
     """Seconds of each stage's optimizer; the pipeline begins when the longest has ended."""
     return [costs.optimizer_seconds(costs.cluster.device(s.device).type, *s.layers, len(s.devices)) for s in replica.stages]
+
+
+def computing_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, float]:
+    """Seconds of all forwards and backwards of a step on each device, without the optimizer's, and without transfers, whether
+    they overlap or not."""
+    costs = Costs(profile.at(plan.precision), profile.joined(cluster))
+    found: dict[str, float] = {}
+    for replica in plan.replicas:
+        for stage in replica.stages:
+            kind, how = costs.cluster.device(stage.device).type, {"recompute": stage.recompute, "offload": stage.offload}
+            each = Counter(replica.microbatch_sizes).items()
+            seconds = sum(
+                count * sum(costs.stage_seconds(kind, *stage.layers, size, **how, degree=len(stage.devices)))
+                for size, count in each
+            )
+            found |= dict.fromkeys(stage.devices, seconds)
+    return found
 
 
 def _run(costs: Costs, replica: ReplicaPlan, depths: Sequence[int]) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 import torch
@@ -198,6 +198,10 @@ class Holder:
     def spans(self) -> list[Span]:
         """The actions of the step just done, in seconds since it began."""
         return [(device, self.replica, s, *span) for device, s, recorder in self._places() for span in recorder.end_step()]
+
+    def computed(self) -> dict[str, Callable[[], float | None]]:
+        """By the devices of this process, how long they computed in the step just done (see `Recorder.computed`)."""
+        return {device: recorder.computed() for device, _, recorder in self._places()}
 
     def usage(self) -> list[tuple[str, int | None, float]]:
         """(device, peak bytes where they are known, seconds of overrun) of each stage of this process."""

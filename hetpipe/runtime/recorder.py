@@ -10,6 +10,8 @@ import torch
 
 from hetpipe.layers.device import MemoryMeter, Pacer, state_bytes, timing_event
 
+COMPUTE = ("F", "B")  # the kinds of actions that a step consists of; what the optimizer does comes behind it
+
 
 @dataclass
 class Recorder:
@@ -84,6 +86,19 @@ class Recorder:
             ]
             self._pending.clear()
         return list(self.spans)
+
+    def computed(self) -> Callable[[], float | None]:
+        """The seconds of all forwards and backwards of the step just done, as a function that waits for nothing: None as long as
+        a GPU has not come to their end."""
+        known = sum(end - start for kind, _, start, end in self.spans if kind in COMPUTE)
+        events = [(first, last) for kind, _, first, last in self._pending if kind in COMPUTE]
+
+        def seconds() -> float | None:
+            if not all(last.query() for _, last in events):
+                return None
+            return known + sum(float(first.elapsed_time(last)) for first, last in events) / 1e3
+
+        return seconds
 
     @property
     def began(self) -> float:

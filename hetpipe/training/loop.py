@@ -6,7 +6,8 @@ import math
 import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.training.directing.by_job import ByJob
 from hetpipe.training.directing.director import Director, Event
+from hetpipe.training.directing.drift import Drifts
 from hetpipe.training.evaluation import Evaluator
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
@@ -48,13 +50,22 @@ LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at
 
 
 class Taken(NamedTuple):
-    """A step that is over, the `number`-th of the run. `stops`: a rank has asked to end the leg with it."""
+    """A step that is over, the `number`-th of the run. `stops`: a rank has asked to end the leg with it; `moves`: only since
+    layers change their place, for which nothing need be saved."""
 
     number: int
     loss: float
     norm: float | None
     batch: Batch
     stops: bool
+    moves: bool = False
+
+
+class Asked(NamedTuple):
+    """Why a rank asks to end the leg: whether a signal stopped it, and what its director found."""
+
+    stopped: bool
+    event: Event | None
 
 
 class Loop:
@@ -86,7 +97,9 @@ class Loop:
         self.saved = None
         if job.checkpoint is not None:
             self.saved = Saved(job=job, section=job.checkpoint, run=self.state, content=session.content)
+        self.drifts: Drifts | None = None
         self.after: list[tuple[Callable[[Taken], bool], Callable[[Taken, Observers], None]]] = [
+            (lambda step: self.drifts is not None, self._look_for_drift),
             (lambda step: True, self._tell),
             (lambda step: self.evaluator.is_due(step.number, last=self._is_last(step)), self._evaluate),
             (self._is_last, self._compare_replicas),
@@ -94,11 +107,16 @@ class Loop:
         ]
 
     def run(
-        self, predicted: Timeline | None = None, lengths: Sequence[LengthFactor] = (), until: int | None = None
+        self,
+        predicted: Timeline | None = None,
+        lengths: Sequence[LengthFactor] = (),
+        until: int | None = None,
+        drifts: Drifts | None = None,
     ) -> TrainResult:
         """Run all steps, then the evaluation; or the steps up to `until`, or to that in which the director ends the leg.
         RunStopped where a signal asked for the end, after the step in which it did. `predicted`: the mean step; the `lengths`
-        of a profile say how others differ."""
+        of a profile say how others differ. `drifts`: whether devices compute as fast as they did (None: nobody looks)."""
+        self.drifts = drifts
         if self.job.elastic is not None:
             hang_up_on_loss()
         start = self._resume()
@@ -107,13 +125,10 @@ class Loop:
         self.metrics.begin(start, predicted, lengths)
         end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:
-            with StopRequest() as stop:
-                try:
-                    self.over = self._train(start, end, stop, observers)
-                except RuntimeError as error:
-                    if is_of_another(error):
-                        self._keep()
-                    raise
+            with StopRequest() as stop, self._keeping():
+                self.over = self._train(start, end, stop, observers)
+            if drifts is not None:
+                drifts.close()
             self.metrics.end()
             if self.over.step < self.total:
                 self.metrics.collect()
@@ -138,16 +153,23 @@ class Loop:
             predicted_bytes=dict(predicted.peak_bytes) if predicted is not None else {},
         )
 
-    def _keep(self) -> None:
-        """Another rank is lost: keep what this one has of the run, if it may go on without that one."""
-        done = self.undo.whole() if self.saved is not None and self.job.elastic is not None else None
-        if done is None:
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """If another rank is lost in here, and the run may go on without it, this one keeps what it has of the run."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_of_another(error) and self.job.elastic is not None and self.saved is not None:
+                self._keep(self.saved)
+            raise
+
+    def _keep(self, saved: Saved) -> None:
+        if (done := self.undo.whole()) is None:
             return
-        assert self.saved is not None
         loss = self.result.losses[-1] if self.result.losses else None
         with during(f"keeping its layers as they were after step {done}"):
             try:
-                self.saved.keep(done, loss)
+                saved.keep(done, loss)
             except (OSError, InputError) as error:
                 warn(f"note: rank {self.engine.world.rank} cannot keep its layers as they were after step {done}: {error}")
 
@@ -161,19 +183,20 @@ class Loop:
                 self.undo.begin(step)
                 batch = next(batches)
                 loss, norm = self._step(step, batch)
-                self._after(Taken(step + 1, loss, norm, batch, engine.asked_to_stop), observers)
-                if engine.asked_to_stop and (found := self._ended(step + 1, stop)) is not None:
+                asked = engine.world.gather(Asked(bool(stop), self._found)) if engine.asked_to_stop else []
+                moves = all(not each.stopped and (each.event is None or each.event.why == "drift") for each in asked)
+                self._after(Taken(step + 1, loss, norm, batch, engine.asked_to_stop, moves), observers)
+                if asked and (found := self._ended(step + 1, stop, asked)) is not None:
                     return found
                 if step + 1 == self.total:  # by now, if the run ends early
                     return Event("end", step + 1, engine.plan)
         return Event("end", max(start, end), engine.plan)
 
-    def _ended(self, done: int, stop: StopRequest) -> Event | None:
-        """Why a rank has asked to end the leg; RunStopped if a signal asked it to. None if the run is over anyway. Collective."""
-        asked = self.engine.world.gather((bool(stop), self._found))
-        if any(stopped for stopped, _ in asked):
+    def _ended(self, done: int, stop: StopRequest, asked: Sequence[Asked]) -> Event | None:
+        """Why ranks have asked to end the leg; RunStopped if a signal asked one to. None if the run is over anyway."""
+        if any(each.stopped for each in asked):
             raise RunStopped(stop.number or signal.SIGTERM, done, resume())
-        found = next(event for _, event in asked if event is not None)
+        found = next(each.event for each in asked if each.event is not None)
         return found._replace(step=done, plan=self.engine.plan) if done < self.total else None
 
     def _step(self, step: int, batch: Batch) -> tuple[float, float | None]:
@@ -247,11 +270,22 @@ class Loop:
         observers.stepped(record)
         self._found = self._found or self.director.watch(record)
 
+    def _look_for_drift(self, step: Taken, observers: Observers) -> None:
+        assert self.drifts is not None
+        self.drifts.stepped(whole=len(step.batch.numbers) == self.engine.plan.global_batch)
+        if (found := self.drifts.look(step.number, self.total - step.number)) is None:
+            return
+        if (record := self.director.drifted(found, self.engine.world)) is not None:
+            self.drifts.again = record.again
+            observers.drifted(record)
+
     def _saves(self, step: Taken) -> bool:
         if self.saved is None:
             return False
         is_best = self.evaluator.best.saved is not None and self.evaluator.best.saved.step == step.number
-        return is_best or self._is_last(step) or step.stops or step.number % self.saved.section.every_steps == 0
+        return (
+            is_best or self._is_last(step) or (step.stops and not step.moves) or step.number % self.saved.section.every_steps == 0
+        )
 
     def _save(self, step: Taken, observers: Observers) -> None:
         assert self.saved is not None

@@ -38,10 +38,11 @@ Number = TypeVar("Number", int, float)
 @dataclass(kw_only=True)
 class TrainResult:
     """What a run came to. `step_seconds` are wall times of whole steps on the main rank; `overrun_fraction` is above 0.01 where
-    an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of the
-    run that was resumed. `step_numbers`: how many numbers a sample of each step has (left out: all as many), by which steps
-    differ as the profile's `lengths` say. `best`: which evaluation was, where they were compared while the run went on.
-    `exported`: where its weights are, and of which step (`exported_step`)."""
+    an emulated device was too slow for its emulated speed, which makes timings invalid; `loss_before` is the last loss of the run
+    that was resumed. `step_numbers`: how many numbers a sample of each step has (left out: all as many), by which steps differ as
+    the profile's `lengths` say. `best`: which evaluation was, where they were compared while the run went on. `exported`: where
+    its weights are, and of which step (`exported_step`). `seen`: the cluster and profile by which its last steps were predicted,
+    if these are not the run's."""
 
     plan: Plan | None
     losses: list[float] = field(default_factory=list)
@@ -60,6 +61,7 @@ class TrainResult:
     lengths: Sequence[LengthFactor] = ()
     exported: Path | None = None
     exported_step: int | None = None
+    seen: tuple[Cluster, Profile] | None = None
 
     @property
     def usual_step_seconds(self) -> float:

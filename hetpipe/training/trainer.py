@@ -21,6 +21,7 @@ from hetpipe.processes.progress import warn
 from hetpipe.processes.whereabouts import resumes_from
 from hetpipe.training.directing.by_job import ByJob
 from hetpipe.training.directing.director import Director, Event
+from hetpipe.training.directing.seen import Seen
 from hetpipe.training.legs import run_legs
 from hetpipe.training.observers.attending import check_loggers
 from hetpipe.training.results.exported import export_run
@@ -68,7 +69,9 @@ class Trainer:
         if folder is not None and (result.losses or not (folder / SUMMARY_FILE).exists()):
             assert result.plan is not None
             write_folder(folder, result.plan, profile, result)  # of a run that was finished, what it left stays
-            write_report(folder, result.plan, profile, session.cluster, result.measured, lambda: curve_of(job, result, folder))
+            cluster, seen = result.seen or (session.cluster, profile)
+            shown = Seen(cluster, seen).named(result.plan, session.cluster)
+            write_report(folder, shown, seen, cluster, result.measured, lambda: curve_of(job, result, folder))
         if (exported := export_run(job, result.best)) is not None:
             result.exported, result.exported_step = exported
         return result

@@ -137,6 +137,12 @@ def set_aside(model: nn.Module) -> Iterator[None]:
             marks.watch(model)
 
 
+def forget(model: nn.Module) -> None:
+    """Whoever calls this has given the model the values of all layers that this rank is going to train."""
+    if model in _OF:
+        _OF.pop(model).unwatch()
+
+
 def close(model: nn.Module) -> None:
     """Nothing is trained any longer: if nothing is stale either, the model is looked at no more."""
     if model in _OF and not stale_layers(model):

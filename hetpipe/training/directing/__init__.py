@@ -1,4 +1,5 @@
 """By which plan a run goes on. Read in this order:
 
-director (what a director is told and says), by_job (that of a job).
+drift (whether devices are as fast as before), seen (a cluster with types for those that are not), director (what a director is
+told and says), told (what is said of it), rebalance (whether another plan pays), by_job (the director of a job).
 """

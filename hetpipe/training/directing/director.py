@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple, Protocol
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.processes.world import World
-from hetpipe.training.observers.records import StepRecord
+from hetpipe.training.directing.drift import Drift
+from hetpipe.training.directing.seen import Seen
+from hetpipe.training.observers.records import DriftRecord, StepRecord
 
 Why = Literal["begin", "end", "fault", "memory", "drift"]
 
@@ -26,10 +28,12 @@ class Event(NamedTuple):
 
 
 class Leg(NamedTuple):
-    """A plan, and after which step the leg is over (None: with the run)."""
+    """A plan, and after which step the leg is over (None: with the run). `seen`: what the plan is predicted by (None: the
+    session's cluster and profile)."""
 
     plan: Plan
     until: int | None = None
+    seen: Seen | None = None
 
 
 class Director(Protocol):
@@ -43,4 +47,9 @@ class Director(Protocol):
     def watch(self, record: StepRecord) -> Event | None:
         """Called after each step, on the ranks that the plan uses. An event of any rank ends the leg after the next step on all;
         None lets it go on."""
+        ...
+
+    def drifted(self, drift: Drift, world: World) -> DriftRecord | None:
+        """Called when the speeds of devices have changed, with what observers are to be told of it (None: nothing). Collective
+        over `world`, the ranks that the plan uses, and the same on all of them."""
         ...

@@ -18,7 +18,7 @@ from hetpipe.processes.world import World
 from hetpipe.training.observers.json_lines import JsonLines
 from hetpipe.training.observers.loggers import LOGGERS, Logger
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
+from hetpipe.training.observers.records import CheckpointRecord, DriftRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 from hetpipe.training.observers.screen import Outlook, Progress
 from hetpipe.training.observers.watch import Watch
 
@@ -57,6 +57,11 @@ class Observers:
         self._step = step.step
         for one in self._attending:
             self._tell(one, lambda o: o.stepped(step), f"that step {step.step} was over")
+
+    def drifted(self, drift: DriftRecord) -> None:
+        """Devices have become slower or faster."""
+        for one in self._attending:
+            self._tell(one, lambda o: o.drifted(drift), f"of the speeds after step {drift.step}")
 
     def saved(self, checkpoint: CheckpointRecord) -> None:
         """A checkpoint is complete."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hetpipe.documents.sections.log import METRICS_FILE
 from hetpipe.files.writing import append_line, write_bytes
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import EvaluationRecord, RunRecord, StepRecord
+from hetpipe.training.observers.records import DriftRecord, EvaluationRecord, RunRecord, StepRecord
 from hetpipe.training.runlog import evaluation_keys, number
 
 
@@ -46,6 +47,12 @@ class JsonLines(Observer):
         if step.utilisation:
             line["utilisation"] = {device: round(share, 4) for device, share in step.utilisation.items()}
         append_line(self._file, json.dumps(line))
+
+    def drifted(self, drift: DriftRecord) -> None:
+        """A line of its own."""
+        if self._log is not None:
+            found = {key: value for key, value in asdict(drift).items() if key not in ("step", "told")}
+            append_line(self._file, json.dumps({"step": drift.step, "drift": found}))
 
     def evaluated(self, evaluation: EvaluationRecord) -> None:
         """A line of its own, if the job says what is evaluated."""

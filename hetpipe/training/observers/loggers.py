@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from hetpipe.files.messages import InputError, cut
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import EndRecord, EvaluationRecord, RunRecord, StepRecord
+from hetpipe.training.observers.records import DriftRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 
 Curves = Mapping[str, float]
 
@@ -86,6 +86,10 @@ class Logger(Observer):
         """The numbers of a step, where they are due."""
         if step.step == self._total or step.step % self._every == 0:
             self._write(step.step, curves(step, self._run))
+
+    def drifted(self, drift: DriftRecord) -> None:
+        """How many times as long as before devices compute."""
+        self._write(drift.step, {f"drift/{device}": factor for device, factor in drift.factors.items()})
 
     def evaluated(self, evaluation: EvaluationRecord) -> None:
         """The numbers of an evaluation."""

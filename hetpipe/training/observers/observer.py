@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hetpipe.training.observers.records import CheckpointRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
+from hetpipe.training.observers.records import CheckpointRecord, DriftRecord, EndRecord, EvaluationRecord, RunRecord, StepRecord
 
 
 class Observer:
@@ -19,6 +19,9 @@ class Observer:
 
     def stepped(self, step: StepRecord) -> None:
         """A step is over."""
+
+    def drifted(self, drift: DriftRecord) -> None:
+        """Devices have become slower or faster."""
 
     def saved(self, checkpoint: CheckpointRecord) -> None:
         """A checkpoint is complete."""

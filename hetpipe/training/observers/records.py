@@ -77,6 +77,28 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DriftRecord:
+    """Devices compute faster or slower than before, and not for some steps only, as was found after `step`. `factors`: of each of
+    them, how many times as long it computes as the profile says, beside what that was off from the start (1.0: as fast again);
+    empty where only a profile is told that is off. `off`: of each device that was, how many times as long as the profile says it
+    computed from the start. `measured_seconds` and `predicted_seconds`: in which each device of the plan computes in a step.
+    `step_seconds`: of a step at these speeds, by prediction; `fresh_step_seconds`: by the plan that would be made for them, None
+    where none would be faster. `moves`: the run goes on with that; `again`: or it is weighed again after this step. `told`: all
+    of this for people."""
+
+    step: int
+    factors: Mapping[str, float]
+    off: Mapping[str, float]
+    measured_seconds: Mapping[str, float]
+    predicted_seconds: Mapping[str, float]
+    step_seconds: float | None = None
+    fresh_step_seconds: float | None = None
+    moves: bool = False
+    again: int | None = None
+    told: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointRecord:
     """A checkpoint of `step` is complete; `where`: its folder, or what its store calls it."""
 

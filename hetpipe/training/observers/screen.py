@@ -9,7 +9,7 @@ from hetpipe.measuring.layer_run import DIFFERENT
 from hetpipe.processes import progress
 from hetpipe.processes.progress import Activity, duration, say, warn
 from hetpipe.training.observers.observer import Observer
-from hetpipe.training.observers.records import EndRecord, RunRecord, StepRecord
+from hetpipe.training.observers.records import DriftRecord, EndRecord, RunRecord, StepRecord
 from hetpipe.training.observers.watch import look
 from hetpipe.training.runlog import steady_median
 
@@ -18,7 +18,7 @@ WAITED_SHARE, WAITED_SECONDS = 0.1, 0.01  # of a step that waits for its samples
 
 
 class Outlook(Observer):
-    """Says how long the run is going to take, and notes where its steps take longer."""
+    """Says how long the run is going to take, and notes where its steps, or its devices, take longer."""
 
     def began(self, run: RunRecord) -> None:
         """What is predicted."""
@@ -42,6 +42,10 @@ class Outlook(Observer):
                     f"note: a step takes {times}: the profile no longer holds, or other work keeps the machines busy; 'hetpipe "
                     "profile' measures the devices and links as they are now"
                 )
+
+    def drifted(self, drift: DriftRecord) -> None:
+        """What is said of it."""
+        warn(f"note: {drift.told}")
 
     def _note_waits(self, waited: float, step: float) -> None:
         if self._workers == 0 and waited > max(WAITED_SECONDS, WAITED_SHARE * step):
