@@ -34,7 +34,7 @@ WARMUP = 2  # first steps of a leg, which allocate
 FIRST, BASE, SOON, ODD, LONG = 20, 50, 12, 2, 100  # steps
 FAR, NEAR = 1.3, 1.2
 OFF = 1.08  # times what the profile says: a level beyond it is said
-EVERY = 4  # steps from look to look
+EVERY = 2  # steps from look to look
 
 
 class Pace:

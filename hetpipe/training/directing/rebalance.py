@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -84,11 +85,11 @@ class Rebalance:
             return None  # of a leg that was planned for what was measured, it is no news
         factors = self.factors | {device: self.factors.get(device, 1.0) * factor for device, factor in drift.factors.items()}
         weighed = None
-        if changed:
+        if changed and drift.left:
             weighed, following = self._weigh(drift, {d: x for d, x in factors.items() if is_beyond(x, NEAR)}, world)
             self.following = following if weighed.is_done else None
-            if not drift.changed and not weighed.is_done:
-                return None  # looked at again, and left as it is
+        if not drift.changed and changed and self.following is None:
+            return None  # looked at again, and left as it is
         news = {device: factors[device] for device in drift.changed}
         return DriftRecord(
             step=drift.step,
@@ -105,28 +106,37 @@ class Rebalance:
 
     def _weigh(self, drift: Drift, factors: dict[str, float], world: World) -> tuple[Weighed, _Following | None]:
         """What a fresh plan for these factors is worth, and the leg under it. Collective."""
-        seen, plan = Seen.by(factors, self.session.cluster, self.profile), drift.plan
-        now = self._step_seconds(plan, seen)
-        try:
-            fresh = in_place(plan, self._fresh(seen, plan, world), seen.cluster)
-        except PartitionError:
+        seen, plan, found = Seen.by(factors, self.session.cluster, self.profile), drift.plan, None
+        with suppress(PartitionError):
+            found = in_place(plan, self._fresh(seen, plan, world), seen.cluster)
+        known = [seconds for seconds in world.gather(self._restart_seconds) if seconds is not None]
+        restart = max(known, default=RESTART_SECONDS)
+        own = self._compared(drift, found, seen, factors, restart) if world.is_main else None  # hosts may round otherwise
+        found_by_main: tuple[Weighed, _Following | None] = world.first(own)
+        return found_by_main
+
+    def _compared(
+        self, drift: Drift, fresh: Plan | None, seen: Seen, factors: dict[str, float], restart: float
+    ) -> tuple[Weighed, _Following | None]:
+        """The present plan with another one, by what is seen."""
+        plan, now = drift.plan, self._step_seconds(drift.plan, seen)
+        if fresh is None or fresh.fingerprint == plan.fingerprint:
             return Weighed(now), None
         seconds = self._step_seconds(fresh, seen)
-        if seconds > (1 - LEAST_GAIN) * now or fresh.fingerprint == plan.fingerprint:
+        if seconds > (1 - LEAST_GAIN) * now:
             return Weighed(now), None
-        found, linked = moves(plan, fresh, seen.linked), seen.linked
-        transfer = move_seconds(found, self.profile, linked)
-        known = [seconds for seconds in world.gather(self._restart_seconds) if seconds is not None]
-        takes = transfer + max(known, default=RESTART_SECONDS)
+        found = [move for move in moves(plan, fresh, seen.linked) if move.source != move.device]
+        transfer = move_seconds(found, self.profile, seen.linked)
+        takes = transfer + restart
         pays, repaid_at = pays_off(now - seconds, takes, drift.left), self._last.repaid_at if self._last is not None else 0
-        away = [move for move in found if move.source != move.device]
         weighed = Weighed(
             now,
             seconds,
-            (len(away), move_bytes(away, self.profile), takes),
+            (len(found), move_bytes(found, self.profile), takes),
             pays=pays,
             wanted=self.session.job.plan.rebalance == "auto",
             again=repaid_at if pays and drift.step < repaid_at else None,
+            unused=tuple(device for device in plan.device_ids if device not in fresh.device_ids),
         )
         at = drift.step + math.ceil(takes / (now - seconds))
         return weighed, _Following(Leg(fresh, seen=seen), factors, seconds, transfer, at)

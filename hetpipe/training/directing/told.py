@@ -25,6 +25,7 @@ class Weighed(NamedTuple):
     pays: bool = False
     wanted: bool = False
     again: int | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -82,7 +83,8 @@ def _advice(drift: Drift, weighed: Weighed) -> str:
     what = f"{counted(layers, 'layer')} ({human_bytes(size_bytes)})" if layers else "samples, and no layers,"
     what = f"{what} in about {human_seconds(seconds)}"
     if weighed.is_done:
-        return f"{gain}, for which the run moves {what}"
+        idle = f"; it uses {_listed(weighed.unused)} no more, and does not see whether they get faster" if weighed.unused else ""
+        return f"{gain}, for which the run moves {what}{idle}"
     if not weighed.wanted:
         return f"{gain}. With plan: {{rebalance: auto}} the run would move {what}; {PROFILE}"
     if weighed.again is not None:

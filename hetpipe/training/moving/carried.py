@@ -119,6 +119,7 @@ class Handing:
                 self._modules.set_down(set(self._modules.names(self._range(before))) - set(names), names)
         if not self._goes_on(before, following):
             with self._timed("to build the model anew"):
+                self._modules.discard()
                 self._build()
         step, plain = next(told for told in world.gather(carried and (carried.step, carried.plain)) if told is not None)
         taken = set(self._modules.names(wants)) - set(names)

@@ -40,6 +40,10 @@ class Modules:
                 if id(tensor) not in empty:
                     tensor.data = tensor.data.cpu()
 
+    def discard(self) -> None:
+        """Another model takes the place of this one, of which only shapes and types are looked at from now on."""
+        replace_tensors(self.layers, {id(tensor): _without_values(tensor) for tensor in tensors_of(self.layers).values()})
+
     def give(self, values: Mapping[str, Tensor]) -> None:
         """Tensors of the model, by their names in it, get values; then none of it is older than what other ranks have."""
         written, empty = written_names(self.layers), dict[int, Tensor]()

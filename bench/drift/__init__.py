@@ -1,0 +1,1 @@
+"""Runs whose devices become slower: are they seen, and what does it gain to move layers?"""
