@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Engine:
 
     def computed(self) -> dict[str, Callable[[], float | None]]:
         seconds = {device: SECONDS[device] * float(series[self.step - 1]) for device, series in self.ratios.items()}
-        return {device: lambda found=found: found for device, found in seconds.items()}
+        return {device: partial(seconds.get, device) for device in seconds}
 
 
 def told(ratios: Mapping[str, Series], *, lengths: Sequence[LengthFactor] = (), numbers: Sequence[int] = ()) -> list[Drift]:
@@ -69,9 +70,11 @@ def test_a_device_that_becomes_twice_as_slow_is_told_within_20_steps_and_so_is_i
     ratios[device][begin : begin + 40] *= 2
     slow, fast = changes(told(ratios))
     assert (slow.changed, fast.changed) == ((device,), (device,))
-    assert slow.step - begin <= 20 and fast.step - begin - 40 <= 20
+    assert slow.step - begin <= 20
+    assert fast.step - begin - 40 <= 20
     others = [factor for name, factor in slow.factors.items() if name != device]
-    assert slow.factors[device] == pytest.approx(2, abs=0.4) and others == pytest.approx([1, 1], abs=0.2)
+    assert slow.factors[device] == pytest.approx(2, abs=0.4)
+    assert others == pytest.approx([1, 1], abs=0.2)
     assert fast.factors[device] == pytest.approx(1, abs=0.25)
     assert slow.measured_seconds(device) == pytest.approx(2 * SECONDS[device], rel=0.25)
     assert (slow.predicted_seconds, slow.left) == (SECONDS, begin + 60 - slow.step)
@@ -93,7 +96,8 @@ def test_a_third_slower_is_told_when_the_median_of_many_steps_shows_it() -> None
         ratios = usual(DAWN + 150, seed)
         ratios["n0/1"][DAWN:] *= 1.3
         (drift,) = changes(told(ratios))
-        assert drift.changed == ("n0/1",) and drift.step - DAWN <= 100
+        assert drift.changed == ("n0/1",)
+        assert drift.step - DAWN <= 100
         assert drift.factors["n0/1"] == pytest.approx(1.3, abs=0.2)
 
 
@@ -102,8 +106,10 @@ def test_a_device_that_gets_slower_step_by_step_is_told_each_time_that_it_is_ano
     ratios["n0/2"] *= np.concatenate([np.ones(DAWN), np.linspace(1, 2, 400), np.full(280, 2.0)])
     found = changes(told(ratios))
     factors = [drift.factors["n0/2"] for drift in found]
-    assert {drift.changed for drift in found} == {("n0/2",)} and 2 <= len(found) <= 4
-    assert factors == sorted(factors) and factors[-1] == pytest.approx(2, rel=0.2)
+    assert {drift.changed for drift in found} == {("n0/2",)}
+    assert 2 <= len(found) <= 4
+    assert factors == sorted(factors)
+    assert factors[-1] == pytest.approx(2, rel=0.2)
 
 
 def test_devices_that_become_slow_at_once_are_told_at_once() -> None:
@@ -120,7 +126,8 @@ def test_a_profile_that_is_off_from_the_start_is_told_once_and_is_no_drift() -> 
     ratios["n0/0"] *= 1.1
     (off,) = told(ratios)
     assert (off.changed, off.from_start) == ((), True)
-    assert off.off["n0/0"] == pytest.approx(1.1, abs=0.02) and off.off["n0/1"] == pytest.approx(1, abs=0.02)
+    assert off.off["n0/0"] == pytest.approx(1.1, abs=0.02)
+    assert off.off["n0/1"] == pytest.approx(1, abs=0.02)
     assert off.measured_seconds("n0/0") == pytest.approx(0.55, rel=0.05)
     ratios["n0/0"][DAWN:] *= 2
     _, drift = told(ratios)
@@ -133,7 +140,9 @@ def test_a_device_that_is_twice_as_slow_as_the_profile_says_from_the_start_is_to
     ratios["n0/1"] *= 2
     (drift,) = told(ratios)
     assert (drift.changed, drift.from_start) == (("n0/1",), True)
-    assert drift.step <= 30 and drift.factors["n0/1"] == pytest.approx(2, rel=0.1) and drift.off["n0/1"] == 1.0
+    assert drift.step <= 30
+    assert drift.factors["n0/1"] == pytest.approx(2, rel=0.1)
+    assert drift.off["n0/1"] == 1.0
 
 
 def test_steps_of_other_lengths_are_compared_with_their_own_prediction_and_partial_batches_with_none() -> None:
@@ -154,9 +163,11 @@ def test_a_gpu_is_not_waited_for() -> None:
     engine: Any = Engine(PLAN, {device: np.concatenate([np.ones(60), np.full(60, 2.0)]) for device in PLAN.device_ids})
     plain, done = engine.computed, [0]
 
+    def when_done(step: int, known: Callable[[], float | None]) -> float | None:
+        return known() if done[0] >= step else None
+
     def late() -> dict[str, Callable[[], float | None]]:
-        step, found = engine.step, plain()
-        return {device: lambda known=known: known() if done[0] >= step else None for device, known in found.items()}
+        return {device: partial(when_done, engine.step, known) for device, known in plain().items()}
 
     engine.computed = late
     drifts, found = Drifts(engine, SECONDS, ()), list[int]()
@@ -164,4 +175,5 @@ def test_a_gpu_is_not_waited_for() -> None:
         done[0] = engine.step - 3
         drifts.stepped(whole=True)
         found += [engine.step] if drifts.look(engine.step, 0) is not None else []
-    assert len(found) == 1 and 70 < found[0] <= 80
+    assert len(found) == 1
+    assert 70 < found[0] <= 80

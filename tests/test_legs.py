@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,12 @@ def program(job: Job, kind: type[ThreeLegs], plans: list[Plan]) -> Any:
     return every
 
 
-def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(tmp_path: Path) -> None:
+def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Two replicas on three devices; one on two of them, while the first rank waits; and the first plan again. Bit for bit:
-    parameters, the optimizer's state, the schedule, the place in the data. No process group is left of a leg."""
+    parameters, the optimizer's state, the schedule, the place in the data. No process group is left of a leg. A rank gets only
+    what it has not: first a layer without tensors, then those of four."""
     folder = Folder(tmp_path)
     saving = {"folder": str(tmp_path / "saved"), "every_steps": 100}
     job = train(steps=ENDS[-1], scheduler={"name": "StepLR", "step_size": 2, "gamma": 0.5}, evaluate_samples=0)
@@ -90,7 +94,9 @@ def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(tm
     for name, end in zip(("plan", "other", "plan"), ENDS, strict=True):
         losses += trained(file, f"plan.file={tmp_path / name}.json", f"train.steps={end}", "log=null").losses
     own = Job.read(file, [f"checkpoint.folder={tmp_path / 'legs'}", "log=null"])
+    capfd.readouterr()
     found = run_everywhere(own, program, ThreeLegs, [one, two, one])
+    assert re.findall(r"^moved (\d+) layers?,", capfd.readouterr().err, re.M) == ["0", "4"]
     assert [told for _, _, _, told in found if told is not None] == [losses]
     assert [len(during) for _, during, _, _ in found] == [6, 8, 8]
     for groups, during, events, _ in found:

@@ -49,4 +49,4 @@ def slowed(changes: Sequence[Slower]) -> Iterator[None]:
     try:
         yield
     finally:
-        TorchEngine._pace = plain  # type: ignore[method-assign, assignment]
+        TorchEngine._pace = plain  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from bench.drift.slowed import Slower
 from hetpipe.documents.job import Job
@@ -16,7 +17,8 @@ from hetpipe.runtime.holder import Holder
 def said_to_be(job: Job, changes: Sequence[Slower]) -> Iterator[None]:
     """In here devices compute as the job's profile says, but for these changes."""
     cluster, plain = job.read_cluster(), Holder.computed
-    assert job.profile is not None and cluster is not None
+    assert job.profile is not None
+    assert cluster is not None
     profile = Profile.load(job.profile)
 
     def computed(engine: Holder) -> dict[str, Callable[[], float | None]]:
@@ -24,7 +26,7 @@ def said_to_be(job: Job, changes: Sequence[Slower]) -> Iterator[None]:
         for change in changes:
             if change.device in seconds:
                 seconds[change.device] *= change.at(engine.steps)
-        return {seat.device: lambda found=seconds[seat.device]: found for seat in engine.seats}
+        return {seat.device: partial(seconds.get, seat.device) for seat in engine.seats}
 
     Holder.computed = computed  # type: ignore[method-assign, assignment]
     try:
