@@ -16,6 +16,8 @@ from hetpipe.building.content import Content
 from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.sections.log import REPORT_FILE
+from hetpipe.files.formats import read_yaml
 from hetpipe.files.messages import InputError
 from hetpipe.predict.simulator import computing_seconds, simulate
 from hetpipe.processes.world import alone
@@ -222,7 +224,8 @@ def test_layers_stay_where_one_process_drives_a_replica() -> None:
     }
     with pytest.raises(InputError, match="rebalance is auto, but the back end 'torchgpipe' drives all devices"):
         Job.parse({**wrong, "plan": {"rebalance": "auto", "backend": "torchgpipe"}}, "a job")
-    assert Job.parse({**wrong, "plan": {"rebalance": False}}, "YAML's off").plan.rebalance == "off"
+    settings = {**wrong, "plan": {"rebalance": read_yaml("off", "a value")}}
+    assert Job.parse(settings, "a job").plan.rebalance == "off"
 
 
 # ---- runs ----
@@ -256,6 +259,7 @@ def test_a_run_whose_device_becomes_slow_and_fast_again_trains_what_one_device_t
     assert "computes 3.00 times as long as before" in note
     assert told.count("\nmoved ") == 1
     assert moved.replicas != begun.replicas
+    assert "cpu ×3" in (tmp_path / "log" / REPORT_FILE).read_text()
     losses, again, last = run_everywhere(Job.read(file), drifting, slow)
     one, two = re.findall(r"note: n0/1 \(cpu, replica .*", told := capfd.readouterr().err)
     assert "computes 3.00 times as long as the profile says, from the start" in one

@@ -152,9 +152,9 @@ def kill_once(victim: Victim, draw: random.Random, what: str, in_saving: bool) -
     return seconds, left
 
 
-def state(folder: Path) -> dict[str, torch.Tensor]:
+def state(folder: Path, saved: str = SAVED) -> dict[str, torch.Tensor]:
     """All tensors of the newest checkpoint."""
-    newest = list_checkpoints(folder / SAVED)[-1]
+    newest = list_checkpoints(folder / saved)[-1]
     return {key: tensor for file in newest.glob("*.safetensors") for key, tensor in load_file(file).items()}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.guesses import KeysOf
@@ -77,7 +77,7 @@ class PlanSection(PlanRules):
 
     guesses = KeysOf("plan")
     file: Name | None = None
-    rebalance: Annotated[Literal["off", "auto"], BeforeValidator(lambda value: "off" if value is False else value)] = "off"
+    rebalance: Literal["off", "auto"] = "off"
 
     @model_validator(mode="after")
     def _moves_between_processes(self) -> Self:

@@ -3,6 +3,7 @@ name, as it does from a checkpoint to a run."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -72,7 +73,8 @@ def run_legs(session: Session, event: Event, profile: Profile, director: Directo
         if past:
             run, last = last.run, _Leg(None, None, None)
             session = handing.leave(run, event.plan, plan, profile.joined(session.cluster))
-            del run  # and with it the engine of the leg before
+            del run
+            gc.collect()  # the engine of the leg before, whose parts know each other, holds memory of its device
         last = _run_leg(session, following._replace(plan=plan), profile, director, handing if past else None)
         past.append(next(told for told in session.world.gather(last.told) if told is not None))
         event = past[-1].event

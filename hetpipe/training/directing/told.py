@@ -65,11 +65,12 @@ def _together(drift: Drift, factors: Mapping[str, float], cluster: Cluster) -> s
     if len(factors) < 2:
         return ""
     nodes = {cluster.device(device).node for device in factors}
-    of_nodes = [device for device in drift.plan.device_ids if cluster.device(device).node in nodes]
-    if len(factors) == len(of_nodes) and (len(nodes) == 1 or len(of_nodes) == len(drift.plan.device_ids)):
-        where = "of the plan" if len(of_nodes) == len(drift.plan.device_ids) else f"of node {next(iter(nodes))!r}"
-        return f"all {len(factors)} devices {where} have changed at once, as where other work shares their machine: "
-    return f"{len(factors)} devices have changed at once: "
+    there = [device for device in drift.plan.device_ids if cluster.device(device).node in nodes]
+    what = "are not as fast as the profile says" if drift.from_start else "have changed at once"
+    if len(factors) < len(there) or (len(nodes) > 1 and len(there) < len(drift.plan.device_ids)):
+        return f"{len(factors)} devices {what}: "
+    where = "of the plan" if len(there) == len(drift.plan.device_ids) else f"of node {next(iter(nodes))!r}"
+    return f"all {len(factors)} devices {where} {what}, as where other work shares their machine: "
 
 
 def _advice(drift: Drift, weighed: Weighed) -> str:
