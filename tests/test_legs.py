@@ -27,6 +27,7 @@ from hetpipe.training.trainer import Trainer
 from tests.support.jobs import Folder, train
 from tests.support.ranks import World, cluster_of, run_ranks
 from tests.support.runs import trained
+from tests.support.writes import write_slowly
 from tests.test_stopping import tensors_of
 
 ENDS = (3, 5, 8)  # the steps after which a leg ends, in the midst of an epoch
@@ -72,6 +73,7 @@ def _groups() -> int:
 
 
 def program(job: Job, kind: type[ThreeLegs], plans: list[Plan]) -> Any:
+    write_slowly()
     director = kind(plans)
     found = Trainer(job, director).run()
     every: list[Any] = [None] * dist.get_world_size()
@@ -83,8 +85,8 @@ def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Two replicas on three devices; one on two of them, while the first rank waits; and the first plan again. Bit for bit:
-    parameters, the optimizer's state, the schedule, the place in the data. No process group is left of a leg. A rank gets only
-    what it has not: first a layer without tensors, then those of four."""
+    parameters, the optimizer's state, the schedule, the place in the data. No process group is left of a leg, and what was being
+    written when it ended is complete. A rank gets only what it has not: first a layer without tensors, then those of four."""
     folder = Folder(tmp_path)
     saving = {"folder": str(tmp_path / "saved"), "every_steps": 100}
     job = train(steps=ENDS[-1], scheduler={"name": "StepLR", "step_size": 2, "gamma": 0.5}, evaluate_samples=0)
@@ -93,10 +95,11 @@ def test_three_legs_under_two_plans_end_where_three_runs_with_checkpoints_end(
     losses = []
     for name, end in zip(("plan", "other", "plan"), ENDS, strict=True):
         losses += trained(file, f"plan.file={tmp_path / name}.json", f"train.steps={end}", "log=null").losses
-    own = Job.read(file, [f"checkpoint.folder={tmp_path / 'legs'}", "log=null"])
+    own = Job.read(file, [f"checkpoint={{folder: {tmp_path / 'legs'}, every_steps: 2, keep: 9}}", "log=null"])
     capfd.readouterr()
     found = run_everywhere(own, program, ThreeLegs, [one, two, one])
     assert re.findall(r"^moved (\d+) layers?,", capfd.readouterr().err, re.M) == ["0", "4"]
+    assert [path.name for path in sorted((tmp_path / "legs").glob("step-*"))] == [f"step-0000000{step}" for step in (2, 4, 6, 8)]
     assert [told for _, _, _, told in found if told is not None] == [losses]
     assert [len(during) for _, during, _, _ in found] == [6, 8, 8]
     for groups, during, events, _ in found:

@@ -130,7 +130,8 @@ def test_a_jobs_run_takes_the_store_that_it_is_given(capsys: pytest.CaptureFixtu
     scheduler.step()
     with feeds[0].open(1, lambda: "samples") as batches:
         next(batches)
-    runs[0].save(1, 0.5)
+    assert runs[0].save(1, 0.5) is None, "it is under way"
+    assert runs[0].complete() == (1, store.stored("step-00000001"))
     state = runs[1].restore(7)
     assert state is not None
     assert (state.step, state.loss) == (1, 0.5)

@@ -7,16 +7,17 @@ All ranks write to the same store: if it is a folder, to a shared file system on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from hetpipe.checkpoints.beside.copies import HostCopies
 from hetpipe.checkpoints.digests import REMOVE, HashedReader, RunningDigest, Take, Written, damage
 from hetpipe.checkpoints.state_tensors import (
     Shards,
@@ -30,6 +31,7 @@ from hetpipe.checkpoints.state_tensors import (
     shares,
 )
 from hetpipe.checkpoints.stores.folder import FolderStore, stored_at
+from hetpipe.checkpoints.stores.layout import Described
 from hetpipe.checkpoints.stores.store import Pending, RankError, Store, Stored, name_of
 from hetpipe.checkpoints.stores.tensor_files import PartTensors, take_tensors, write_tensors
 from hetpipe.checkpoints.training_state import LoopState, TrainerState, read_saved, state_text
@@ -82,72 +84,145 @@ def save(
 
 
 def begin(
-    store: Store, step: int, stage: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Any], world: World
+    store: Store,
+    step: int,
+    stage: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    extra: dict[str, Any],
+    world: World,
+    copies: HostCopies | None = None,
 ) -> Begun:
-    """What a checkpoint from all ranks will hold. `extra` is plain data (sampler, schedule). InputError on every rank if they do
-    not share this store."""
+    """What a checkpoint from all ranks will hold: with `copies`, if there is memory for them, as all is now, whatever becomes of
+    it. `extra` is plain data (sampler, schedule). InputError on every rank if they do not share this store."""
     world = world.patiently()
     store.check_shared(world, "the folder of checkpoints")
     held, split = model_state(stage) | optimizer_state(stage, optimizer), Shards(stage)
-    shapes = split.shapes(held)
-    every = world.gather({key: prod(shapes[key]) * tensor.element_size() for key, tensor in held.items()})
+    there = {key: Described(shape, held[key].dtype) for key, shape in split.shapes(held).items()}
+    every = world.gather({key: like.size_bytes for key, like in there.items()})
+    writers = shares(every)
+    own = {*writers[world.ranks.index(world.rank)]}
+    lacking = None
+    if copies is not None:
+        on_card = any(held[key].is_cuda for key in own)
+        lacking = copies.make_room({key: there[key] for key in own}, world, pinned=on_card)
+    if copies is None or lacking is not None:
+        tensors, copied = split.whole(held, own), False
+    else:
+        with during("copying what it saves into host memory"):
+            tensors, copied, extra = split.whole(held, own, copies.take), True, deepcopy(extra)
+            copies.settle()
     sizes = {key: size for part in every for key, size in part.items()}
-    tensors = split.whole(held, {*shares(every)[world.ranks.index(world.rank)]})
-    return Begun(store, step, tensors, sizes, extra, world)
+    parts = [PART.format(number) if keys else None for number, keys in enumerate(writers, 1)]
+    return Begun(store, store.begin(step), step, tensors, copied, lacking, sizes, parts, extra, world)
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A checkpoint that was begun, of which nothing is written before `finish`. Its tensors are those that train: until then, no
-    step may follow."""
+    """A checkpoint that was begun, of which nothing is written yet. Unless its tensors are copies, they are those that train, and
+    no step may follow before they are written."""
 
     store: Store
+    pending: Pending
     step: int
     tensors: dict[str, Tensor]  # that this rank writes
+    copied: bool
+    lacking: str | None  # for copies that were wanted: which memory
     sizes: Mapping[str, int]  # bytes of those of all ranks
+    parts: Sequence[str | None]  # what each rank writes
     extra: dict[str, Any]
     world: World
+
+    @property
+    def final(self) -> Stored:
+        """Its place in the store."""
+        return self.store.stored(name_of(self.step))
 
     def finish(self, keep: int, spared: str | None = None) -> Stored:
         """Write it from all ranks; then keep only the newest `keep`, and the one whose name is `spared`. On every rank InputError
         if there is no room for it; CheckpointError if it cannot be written: nothing of it is left then."""
-        store, world, needed = self.store, self.world, sum(self.sizes.values())
-        final, pending = store.stored(name_of(self.step)), store.begin(self.step)
+        with self.or_nothing():
+            self.prepare()
+            files = self.all_written(self.write)
+            self.world.on_main(lambda: self.conclude(files))
+        self.world.on_main(lambda: self.forget(keep, spared))
+        return self.final
+
+    @contextmanager
+    def or_nothing(self, abandon: Callable[[], None] | None = None) -> Iterator[None]:
+        """What is done in here is done by every rank. Nothing of the checkpoint is left where that fails: CheckpointError on
+        every rank where it cannot be written. `abandon`: what else this rank does where it alone leaves this."""
         try:
-            world.on_main(lambda: pending.prepare(needed))
-            files = {name: file.model_dump() for name, file in _write(self.tensors, pending, world).items()}
-            state = {"step": self.step, "tensors": len(self.sizes), "files": files, **self.extra}
-            world.on_main(lambda: pending.finish(state_text(state)))
+            yield
+        except CheckpointError:
+            raise  # of those that are complete
         except OSError as error:  # on every rank, whichever could not write
-            world.on_main(pending.abandon)
-            pending.abandon()  # by those that see another folder under this name
-            free = human_bytes(world.first(store.free_bytes() if world.is_main else 0))
-            raise CheckpointError(
-                f"cannot write the checkpoint {final}: it needs {human_bytes(needed)}, and {free} are free there; {_told(error)}"
-            ) from error
+            self._refuse(error)
         except BaseException:  # this rank is told to stop in the midst of it, or another is gone
-            if world.is_main:
-                pending.abandon()
+            if abandon is not None:
+                abandon()
+            elif self.world.is_main:
+                self.pending.abandon()
             raise
-        world.on_main(lambda: _forget(store, final, keep, spared))
-        return final
 
+    def _refuse(self, error: OSError) -> NoReturn:
+        self.world.on_main(self.pending.abandon)
+        self.pending.abandon()  # by those that see another folder under this name
+        free = human_bytes(self.world.first(self.store.free_bytes() if self.world.is_main else 0))
+        needed = human_bytes(sum(self.sizes.values()))
+        raise CheckpointError(
+            f"cannot write the checkpoint {self.final}: it needs {needed}, and {free} are free there; {_told(error)}"
+        ) from error
 
-def _write(tensors: dict[str, Tensor], pending: Pending, world: World) -> dict[str, Written]:
-    """Each rank writes its tensors into a part of its own, if it has any; what then is in all parts. OSError on every rank if one
-    cannot, or if the main rank does not see what it has written."""
-    name = PART.format(world.ranks.index(world.rank) + 1)
+    def prepare(self) -> None:
+        """Have room for it. InputError, or OSError, on every rank."""
+        self.world.on_main(lambda: self.pending.prepare(sum(self.sizes.values())))
 
-    def write() -> Written:
-        with during("writing its part of the checkpoint"), RunningDigest() as digest:
-            with pending.create(name) as file:
-                write_tensors(tensors, file, digest)
+    @property
+    def part(self) -> str | None:
+        """What this rank writes; None if it has nothing to write."""
+        return self.parts[self.world.ranks.index(self.world.rank)]
+
+    def write(self, stopped: Callable[[], bool] = lambda: False) -> Written | None:
+        """Write this rank's part, which is kept safe then. OSError if that fails, or once it is `stopped`."""
+        if self.part is None:
+            return None
+        if stopped():
+            raise InterruptedError
+        with RunningDigest() as digest:
+            with self.pending.create(self.part) as file:
+                write_tensors(self.tensors, file, digest, stopped)
             return digest.written()
 
-    own = _by_each(world, lambda: {name: write()} if tensors else {})
-    files = {name: file for part in world.gather(own) for name, file in part.items()}
-    world.on_main(lambda: _check_all_there(pending, files))
-    return dict(sorted(files.items()))
+    def all_written(self, write: Callable[[], Written | None]) -> dict[str, Written]:
+        """What is in all parts, once each rank has its own by `write`. OSError on every rank if one cannot be written."""
+
+        def own() -> Written | None:
+            with during("writing its part of the checkpoint"):
+                return write()
+
+        found = self.world.gather(_by_each(self.world, own))
+        pairs = zip(self.parts, found, strict=True)
+        return {name: file for name, file in pairs if name is not None and file is not None}
+
+    def conclude(self, files: Mapping[str, Written]) -> None:
+        """On the main rank: it is a checkpoint now. OSError if that cannot be written, or does not see each part whole."""
+        for name, file in files.items():
+            if not self.pending.shows(name, file.size_bytes):
+                raise RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
+        written = {name: file.model_dump() for name, file in files.items()}
+        self.pending.finish(state_text({"step": self.step, "tensors": len(self.sizes), "files": written, **self.extra}))
+
+    def forget(self, keep: int, spared: str | None) -> None:
+        """On the main rank: remove all but the newest `keep`, and the `spared` one. CheckpointError if one cannot be removed."""
+        for old in complete(self.store)[:-keep]:
+            try:
+                if old.name != spared:
+                    old.remove()
+            except OSError as error:
+                raise CheckpointError(
+                    f"the checkpoint {self.final} is written, but {old}, older than the {keep} that are kept, cannot be removed: "
+                    f"{error}"
+                ) from error
 
 
 def _by_each(world: World, action: Callable[[], T]) -> T:
@@ -171,24 +246,6 @@ def _by_each(world: World, action: Callable[[], T]) -> T:
 
 def _told(error: OSError) -> str:
     return str(error) if isinstance(error, RankError) else f"{type(error).__name__}: {error}"
-
-
-def _check_all_there(pending: Pending, files: Mapping[str, Written]) -> None:
-    """OSError unless this rank sees every part that was written, whole."""
-    for name, file in files.items():
-        if not pending.shows(name, file.size_bytes):
-            raise RankError(f"the main rank does not see the {file.size_bytes} bytes that another has written as {name}")
-
-
-def _forget(store: Store, final: Stored, keep: int, spared: str | None) -> None:
-    for old in complete(store)[:-keep]:
-        try:
-            if old.name != spared:
-                old.remove()
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint {final} is written, but {old}, older than the {keep} that are kept, cannot be removed: {error}"
-            ) from error
 
 
 # ---- loading ----

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,8 @@ from hetpipe.building.build import optimizer_factory
 from hetpipe.building.content import Content
 from hetpipe.building.feed import Feed
 from hetpipe.checkpoints import checkpoint
+from hetpipe.checkpoints.beside.copies import HostCopies
+from hetpipe.checkpoints.beside.writing import Writing
 from hetpipe.checkpoints.best import Best
 from hetpipe.checkpoints.kept import keep
 from hetpipe.checkpoints.origin.base import KEY as BASE
@@ -44,6 +46,7 @@ FREE = {  # by their section: a run may change them unsaid
 }
 ANEW = "begin anew: name another checkpoint.folder"
 FROM_ADAPTER = "there, adapter: {weights: FOLDER} begins with the adapter that this run has exported"
+LACKING = "note: steps wait while a checkpoint is written, for lack of host memory {}. checkpoint.wait: true asks for no copies"
 OLDER = "note: the checkpoint is of a version that did not say what was in the data: whether they are the same is not looked at"
 CYCLED = ("lr", "momentum", "betas", "max_lr")  # of an optimizer: what a schedule holds in a state of its own
 
@@ -212,15 +215,26 @@ class RunState:
             warn(note)
 
 
-@dataclass(frozen=True, kw_only=True)
+class Complete(NamedTuple):
+    """A checkpoint that is complete now."""
+
+    step: int
+    checkpoint: Stored
+
+
+@dataclass(kw_only=True)
 class Saved:
-    """The checkpoints of a job's run over these data, which are kept in `store` (None: in the job's folder)."""
+    """The checkpoints of a job's run over these data, which are kept in `store` (None: in the job's folder). `writing`: the one
+    that is under way, beside the steps, with `copies` of what it holds."""
 
     job: Job
     section: CheckpointSection
     run: RunState
     content: Content
     store: Store | None = None
+    writing: Writing | None = field(default=None, init=False)
+    copies: HostCopies = field(default_factory=HostCopies, init=False)
+    _told_lacking: bool = field(default=False, init=False)
 
     @property
     def _store(self) -> Store:
@@ -300,20 +314,44 @@ class Saved:
     def _numbers(self) -> BaseNumbers | None:
         return numbers_of_base(self.run.engine.layers, self.run.engine.world.patiently(), self.run.engine.stage)
 
-    def save(self, step: int, loss: float) -> Stored | None:
-        """A checkpoint of this step; but never one whose parameters are not finite in the place of one whose are: None instead.
-        Collective."""
+    def save(self, step: int, loss: float) -> Complete | None:
+        """Save this step, while none is under way; but never one whose parameters are not finite in the place of one whose are.
+        None: that, or it is under way now. Collective."""
         engine = self.run.engine
         if not engine.parameters_are_finite():
             if engine.world.is_main:
                 warn(f"note: step {step} is not saved, because its parameters are not finite")
             return None
         extra = self._extra(loss) | self._stream()
-        begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world)
         best = self.run.best.saved
-        saved = begun.finish(self.section.keep, spared=name_of(best.step) if best is not None else None)
-        resumes_from(f"step {step}, {saved}")
-        return saved
+        spared = name_of(best.step) if best is not None else None
+        copies = None if self.section.wait else self.copies
+        begun = checkpoint.begin(self._store, step, engine.stage, self.run.optimizer, extra, engine.world, copies)
+
+        def done(saved: Stored) -> None:
+            resumes_from(f"step {step}, {saved}")
+
+        if begun.copied:
+            self.writing = Writing(begun, self.section.keep, spared, done)
+            return None
+        if begun.lacking is not None and not self._told_lacking:
+            self._told_lacking = True
+            if engine.world.is_main:
+                warn(LACKING.format(begun.lacking))
+        saved = begun.finish(self.section.keep, spared)
+        done(saved)
+        return Complete(step, saved)
+
+    def complete(self) -> Complete | None:
+        """Wait for the one that is under way; None without one. CheckpointError on every rank if it cannot be written.
+        Collective."""
+        writing, self.writing = self.writing, None
+        return Complete(writing.begun.step, writing.complete()) if writing is not None else None
+
+    def abandon(self) -> None:
+        """Leave nothing of the one that is under way, as far as this rank can alone, and soon."""
+        if self.writing is not None:
+            self.writing.abandon()
 
     def keep(self, step: int, loss: float | None) -> bool:
         """Keep what this rank holds after `step`, since another is lost; whether that can be used (see `kept`)."""

@@ -18,6 +18,7 @@ MODEL, OPTIMIZER = "model.", "optimizer."  # what the keys of a checkpoint begin
 UNKNOWN = ("float8_e8m0fnu", "float4_e2m1fn_x2")  # types of one byte that safetensors writes, and torch does not read back
 SMALL = 2  # in each dimension of a parameter that shows what an optimizer keeps
 StateKeys = Callable[[nn.Parameter], dict[str, Tensor]]  # what an optimizer keeps of such a parameter
+Kept = Callable[[str, Tensor], Tensor]  # gets a tensor under its key, and gives the one that is kept
 
 
 def _names(stage: nn.Module) -> dict[nn.Parameter, list[str]]:
@@ -69,15 +70,15 @@ class Shards:
         pieces = [(key, tuple(tensor.shape), self.piece(key, tensor.shape)) for key, tensor in state.items()]
         return {key: shape if piece is None else piece.whole_shape(shape) for key, shape, piece in pieces}
 
-    def whole(self, state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-        """Return the `wanted` tensors whole; those that are put together are on the CPU. Collective over the devices of a split
-        stage, which may want others."""
+    def whole(self, state: Mapping[str, Tensor], wanted: Collection[str], take: Kept | None = None) -> dict[str, Tensor]:
+        """Return the `wanted` tensors whole, as `take` gives them; without it, those that are put together are on the CPU, and
+        the others as they are. Collective over the devices of a split stage, which may want others."""
         found = dict[str, Tensor]()
         for key in sorted(state):
             piece = self.piece(key, state[key].shape)
             tensor = state[key] if piece is None else piece.joined(state[key])
             if key in wanted:
-                found[key] = tensor if piece is None else tensor.cpu()
+                found[key] = take(key, tensor) if take is not None else tensor if piece is None else tensor.cpu()
         return found
 
     def room(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -153,13 +153,16 @@ class TrainSection(Strict):
 
 
 class CheckpointSection(Strict):
-    """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false."""
+    """Where and how often to save; training resumes from the newest checkpoint there unless `resume` is false. Each process keeps
+    a copy in host memory of what it saves, which is written beside the steps that follow; with `wait` there is no copy, and the
+    steps wait until all is written."""
 
     guesses = KeysOf("checkpoint")
     folder: Name
     every_steps: Positive = 100
     keep: Positive = 3
     resume: Flag = True
+    wait: Flag = False
 
 
 class ProfileSection(Strict):

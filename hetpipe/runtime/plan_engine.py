@@ -50,6 +50,8 @@ class PlanEngine(ForwardEngine):
         self.check_replicas_every = CHECK_REPLICAS_EVERY
         self.ask_to_stop: Callable[[], bool] = lambda: False  # of this rank, looked at in every step
         self.asked_to_stop = False  # whether any rank asked in the last step: the same on all
+        self.is_busy_beside: Callable[[], bool] = lambda: False  # this rank, with what it does beside its steps
+        self.any_busy_beside = False  # whether any rank was in the last step: the same on all
         self.finite = True  # whether the loss and all gradients of the last step are: the same on all
         self.loss_scale = LossScale()  # in use where a device of the plan computes in float16: the same on all
         self.scaled = False  # whether the last step's loss was
@@ -148,7 +150,8 @@ class PlanEngine(ForwardEngine):
         self.recorders[0].note("the sum of losses")
         if self._faults:  # found in the midst of it
             row.faults, own = 1.0, replace(own, fault=own.fault or self._faults[0])
-        loss, asked, odd, *numbers = self.world.sum([local, self.ask_to_stop(), odd_here, *row.numbers()])
+        own_part = [local, self.ask_to_stop(), odd_here, self.is_busy_beside()]
+        loss, asked, odd, busy, *numbers = self.world.sum([*own_part, *row.numbers()])
         total = Statement.of(numbers)
         self._hear(total, own)
         total.check_ends()
@@ -160,7 +163,8 @@ class PlanEngine(ForwardEngine):
         self._look_for_overflow(divisor.scaled, odd > 0, again=before > 0 and self.overflowed)
         if self._weights is not None:
             self._weights.append(total.weight)
-        self.asked_to_stop, self.finite = asked > 0, odd == 0 and math.isfinite(loss)
+        self.asked_to_stop, self.any_busy_beside = asked > 0, busy > 0
+        self.finite = odd == 0 and math.isfinite(loss)
         if self.finite:
             self._handover.made()
         self.recorders[0].note("what follows the gradients", waits=False)

@@ -16,7 +16,8 @@ import torch
 from hetpipe.building.build import build_scheduler, optimizer_factory
 from hetpipe.building.data import Ragged
 from hetpipe.building.feed import Batch, Feed, Reading, sampler_of
-from hetpipe.checkpoints.resume import RunState, Saved
+from hetpipe.checkpoints.checkpoint import CheckpointError
+from hetpipe.checkpoints.resume import Complete, RunState, Saved
 from hetpipe.documents.job import Job
 from hetpipe.documents.profiles.lengths import LengthFactor
 from hetpipe.files.messages import InputError
@@ -24,10 +25,11 @@ from hetpipe.layers.numbers import as_type
 from hetpipe.predict.timeline import Timeline
 from hetpipe.processes.progress import say, warn
 from hetpipe.processes.pulse import hang_up_on_loss, is_of_another
-from hetpipe.processes.stopping import RunStopped, StopRequest
+from hetpipe.processes.stopping import RunError, RunStopped, StopRequest
 from hetpipe.processes.whereabouts import during, resume
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
+from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
 from hetpipe.training.directing.by_job import ByJob
@@ -51,7 +53,7 @@ LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at
 
 class Taken(NamedTuple):
     """A step that is over, the `number`-th of the run. `stops`: a rank has asked to end the leg with it; `moves`: only since
-    layers change their place, for which nothing need be saved."""
+    layers change their place, for which nothing need be saved; `is_end`: the leg was to end with it."""
 
     number: int
     loss: float
@@ -59,6 +61,7 @@ class Taken(NamedTuple):
     batch: Batch
     stops: bool
     moves: bool = False
+    is_end: bool = False
 
 
 class Asked(NamedTuple):
@@ -103,7 +106,9 @@ class Loop:
             (lambda step: True, self._tell),
             (lambda step: self.evaluator.is_due(step.number, last=self._is_last(step)), self._evaluate),
             (self._is_last, self._compare_replicas),
+            (self._is_written, self._complete),
             (self._saves, self._save),
+            (lambda step: step.stops or step.is_end or self._is_last(step), self._complete),
         ]
 
     def run(
@@ -125,7 +130,7 @@ class Loop:
         self.metrics.begin(start, predicted, lengths)
         end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:
-            with StopRequest() as stop, self._keeping():
+            with StopRequest() as stop, self._keeping(), self._saving(observers):
                 self.over = self._train(start, end, stop, observers)
             if drifts is not None:
                 drifts.close()
@@ -176,6 +181,7 @@ class Loop:
     def _train(self, start: int, end: int, stop: StopRequest, observers: Observers) -> Event:
         engine = self.engine
         engine.steps, engine.ask_to_stop = start, lambda: bool(stop) or self._found is not None
+        engine.is_busy_beside = lambda: self.saved is not None and self.saved.writing is not None and self.saved.writing.is_busy
         engine.check_replicas_every = self.section.check_replicas_every
         with self.feed.open(max(0, end - start), lambda: f"samples of step {engine.steps + 1}") as batches:
             for step in range(start, end):
@@ -185,7 +191,8 @@ class Loop:
                 loss, norm = self._step(step, batch)
                 asked = engine.world.gather(Asked(bool(stop), self._found)) if engine.asked_to_stop else []
                 moves = all(not each.stopped and (each.event is None or each.event.why == "drift") for each in asked)
-                self._after(Taken(step + 1, loss, norm, batch, engine.asked_to_stop, moves), observers)
+                taken = Taken(step + 1, loss, norm, batch, engine.asked_to_stop, moves, step + 1 == end)
+                self._after(taken, observers)
                 if asked and (found := self._ended(step + 1, stop, asked)) is not None:
                     return found
                 if step + 1 == self.total:  # by now, if the run ends early
@@ -289,9 +296,45 @@ class Loop:
 
     def _save(self, step: Taken, observers: Observers) -> None:
         assert self.saved is not None
-        checkpoint = self.saved.save(step.number, step.loss)
-        if checkpoint is not None:
-            observers.saved(CheckpointRecord(step=step.number, where=str(checkpoint)))
+        self._complete(step, observers)  # the one before
+        self._tell_saved(self.saved.save(step.number, step.loss), observers)
+
+    def _is_written(self, step: Taken) -> bool:
+        """Whether no rank writes any more of a checkpoint that is under way."""
+        return self.saved is not None and self.saved.writing is not None and not self.engine.any_busy_beside
+
+    def _complete(self, step: Taken | None, observers: Observers) -> None:
+        """Wait for a checkpoint that is under way."""
+        if self.saved is not None:
+            self._tell_saved(self.saved.complete(), observers)
+
+    def _tell_saved(self, found: Complete | None, observers: Observers) -> None:
+        if found is not None:
+            observers.saved(CheckpointRecord(step=found.step, where=str(found.checkpoint)))
+
+    @contextmanager
+    def _saving(self, observers: Observers) -> Iterator[None]:
+        """A checkpoint that is under way when the leg ends is completed; but where this rank alone has an error, nothing of it is
+        left, as far as this rank can."""
+        try:
+            yield
+            self._complete(None, observers)
+        except (RunError, ReplicaMismatchError):  # of all ranks
+            try:
+                self._complete(None, observers)
+            except CheckpointError as failed:
+                if self.engine.world.is_main:
+                    warn(f"note: {failed}")
+            raise
+        except BaseException as error:
+            if is_of_another(error):
+                self._keep()
+            if self.saved is not None:
+                self.saved.abandon()
+            raise
+        finally:
+            if self.saved is not None:
+                self.saved.copies.give_back()
 
     def _evaluate(self, step: Taken, observers: Observers) -> None:
         self._note_evaluation(step.number, observers, inner=True)

@@ -25,6 +25,8 @@ class MemoryStore:
 
     held: dict[str, dict[str, bytes]] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)  # parts for which there is no room
+    gates: dict[str, threading.Event] = field(default_factory=dict)  # before which the part of this name is not written
+    notes: dict[tuple[str, str], str] = field(default_factory=dict)  # (name, part) → what is noted of it
 
     def __str__(self) -> str:
         return "memory"
@@ -85,19 +87,30 @@ class Held:
 
     def prepare(self, needed: int) -> None:
         self.store.held[self.name] = {}
+        self.store.notes.clear()
 
     @contextmanager
     def create(self, part: str) -> Iterator[BinaryIO]:
         if part in self.store.full:
             raise OSError(errno.ENOSPC, "No space left in memory")
         with BytesIO() as file:
+            if part in self.store.gates:
+                assert self.store.gates[part].wait(60)
             yield file
             self._content[part] = file.getvalue()
+
+    def note(self, part: str, text: str) -> None:
+        self.store.notes[self.name, part] = text
+
+    def noted(self, part: str) -> str | None:
+        return self.store.notes.get((self.name, part))
 
     def shows(self, part: str, size_bytes: int) -> bool:
         return len(self._content.get(part, b"")) == size_bytes
 
     def finish(self, state: str) -> None:
+        if STATE in self.store.gates:
+            assert self.store.gates[STATE].wait(60)
         self._content[STATE] = state.encode()
 
     def abandon(self) -> None:

@@ -20,7 +20,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.files.writing import write_text
 from hetpipe.processes.world import World
 
-STATE_FILE, SUFFIX, PARTIAL = "trainer.json", ".safetensors", ".partial"
+STATE_FILE, SUFFIX, PARTIAL, NOTE = "trainer.json", ".safetensors", ".partial", ".note"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class PendingFolder:
     step: int
 
     def prepare(self, needed: int) -> None:
-        self.abandon()
+        for left in self.partial.parent.glob(f"step-*{PARTIAL}"):  # of any step: of those, no run goes on with one
+            shutil.rmtree(left, ignore_errors=True)
         check_room(self.partial.parent, needed, f"the checkpoint of step {self.step}")
         self.partial.mkdir(parents=True)
 
@@ -84,17 +85,30 @@ class PendingFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def note(self, part: str, text: str) -> None:
+        self._write(f"{part}{NOTE}", text)
+
+    def noted(self, part: str) -> str | None:
+        os.listdir(self.partial)  # a network file system asks its server again
+        file = self.partial / f"{part}{NOTE}"
+        return file.read_text(encoding="utf-8") if file.exists() else None
+
     def shows(self, part: str, size_bytes: int) -> bool:
         return appears(self.partial / part, size_bytes)
 
     def finish(self, state: str) -> None:
         """Write trainer.json, and rename the folder."""
-        try:
-            write_text(self.partial / STATE_FILE, state)
-        except InputError as error:
-            raise RankError(str(error)) from error
+        for note in self.partial.glob(f"*{NOTE}"):
+            note.unlink()
+        self._write(STATE_FILE, state)
         shutil.rmtree(self.final, ignore_errors=True)
         os.replace(self.partial, self.final)
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            write_text(self.partial / name, text)
+        except InputError as error:
+            raise RankError(str(error)) from error
 
     def abandon(self) -> None:
         shutil.rmtree(self.partial, ignore_errors=True)

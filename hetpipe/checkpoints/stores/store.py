@@ -62,7 +62,7 @@ class Stored(Protocol):
 
 
 class Pending(Protocol):
-    """A checkpoint that is being written. Any of these may raise an OSError."""
+    """A checkpoint that is being written, by any thread of a rank. Any of these may raise an OSError."""
 
     def prepare(self, needed: int) -> None:
         """On the main rank, before any other writes: forget what is left of an attempt before. InputError if there is no room for
@@ -73,12 +73,20 @@ class Pending(Protocol):
         """A new part of this name, into which this rank writes; it is kept safe when the context ends."""
         ...
 
+    def note(self, part: str, text: str) -> None:
+        """Tell the main rank something about a part that is kept safe."""
+        ...
+
+    def noted(self, part: str) -> str | None:
+        """On the main rank: what was told about a part; None as long as it sees nothing."""
+        ...
+
     def shows(self, part: str, size_bytes: int) -> bool:
         """Whether the main rank sees so many bytes of a part, or will soon."""
         ...
 
     def finish(self, state: str) -> None:
-        """On the main rank, after all else: with this state it is a checkpoint."""
+        """On the main rank, after all else: with this state it is a checkpoint, which keeps no notes."""
         ...
 
     def abandon(self) -> None:

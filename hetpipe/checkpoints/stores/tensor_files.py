@@ -19,10 +19,17 @@ Open = Callable[[str], BufferedIOBase]
 Fill = Callable[[memoryview], None]  # fills memory with what comes next in a file
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: BinaryIO, digest: RunningDigest | None = None) -> None:
+def write_tensors(
+    tensors: Mapping[str, Tensor],
+    file: BinaryIO,
+    digest: RunningDigest | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
     """Write all tensors into this file, and let the digest follow; it may end later. TypeError, before anything is written, if
-    the format has no name for the type of one."""
+    the format has no name for the type of one; InterruptedError once it is `stopped`."""
     for piece, is_kept in _pieces(tensors):
+        if stopped():
+            raise InterruptedError
         if digest is not None:
             digest.feed(piece)
         file.write(piece)
