@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -126,20 +126,32 @@ class Victim:
         return any((self.folder / SAVED).glob("*.partial"))
 
 
-def kill_once(victim: Victim, draw: random.Random, what: str, in_saving: bool) -> tuple[float, list[int]]:
-    """Start the command, kill `what` of it after its first step; seconds until all is gone, and what is not after 15."""
+class Killed(NamedTuple):
+    """`what` was killed, `in_saving` or at any moment, at a step; `half`: a checkpoint was half-written, and nobody was left to
+    remove it. `left`: what was not gone after 15 `seconds`."""
+
+    what: str
+    in_saving: bool
+    step: int
+    seconds: float
+    left: list[int]
+    half: bool
+
+
+def kill_once(victim: Victim, draw: random.Random, what: str, in_saving: bool) -> Killed:
+    """Start the command, and kill `what` of it after its first step."""
     command, before = victim.start("train", "job.yaml"), victim.step()
     while victim.step() <= before:
         if command.poll() is not None:
             raise RuntimeError((victim.folder / "output").read_text()[-3000:])
         time.sleep(0.02)
     time.sleep(draw.uniform(0.0, 1.5))
-    deadline = time.monotonic() + 10
-    while in_saving and not victim.saving() and time.monotonic() < deadline:
-        pass
     alive = victim.processes()
     server, ranks = alive[1], alive[2:]
     chosen = {"a rank": [draw.choice(ranks)], "the command": [command.pid], "the server": [server], "all": alive}[what]
+    deadline = time.monotonic() + 10
+    while in_saving and not victim.saving() and time.monotonic() < deadline:
+        pass
     for process in chosen:
         os.kill(process, signal.SIGKILL)
     began = time.monotonic()
@@ -149,7 +161,7 @@ def kill_once(victim: Victim, draw: random.Random, what: str, in_saving: bool) -
     for process in left:
         os.kill(process, signal.SIGKILL)
     command.wait()
-    return seconds, left
+    return Killed(what, in_saving, victim.step(), seconds, left, victim.saving())
 
 
 def state(folder: Path, saved: str = SAVED) -> dict[str, torch.Tensor]:
@@ -166,30 +178,27 @@ def run(kills: int = 60, seed: Annotated[int | None, typer.Option(help="Drawn if
     victim, whole = Victim(root / "killed"), Victim(root / "whole")
     victim.finish("profile", "job.yaml", "--set", "plan.file=", "--set", "profile=", "-o", "profile.json")
     shutil.copy(victim.folder / "profile.json", whole.folder)
-    rows, litter = list[tuple[str, bool, int, float, list[int]]](), set[str]()
+    rows, litter = list[Killed](), set[str]()
     for number in range(kills):
         what, in_saving = draw.choice(["a rank", "the command", "the server", "all"]), draw.random() < 0.4
-        seconds, left = kill_once(victim, draw, what, in_saving)
-        rows.append((what, in_saving, victim.step(), seconds, left))
+        rows.append(killed := kill_once(victim, draw, what, in_saving))
         litter |= {path.name for path in victim.temporary.iterdir() if not path.name.startswith(TORCHS_OWN)}
-        when = f"{'while saving ' if in_saving else ''}at step {victim.step()}"
-        console.print(f"{number + 1}: {what} {when}, gone in {seconds:.2f} s{f', LEFT {left}' if left else ''}")
+        when = f"{'while saving ' if in_saving else ''}at step {killed.step}"
+        told = f"{', a half-written checkpoint' if killed.half else ''}{f', LEFT {killed.left}' if killed.left else ''}"
+        console.print(f"{number + 1}: {what} {when}, gone in {killed.seconds:.2f} s{told}")
     last = f"train.steps={victim.step() + 10}"
     victim.finish("train", "job.yaml", "--set", last)
     whole.finish("train", "job.yaml", "--set", last)
     _report(console, victim, whole, rows, litter)
 
 
-def _report(
-    console: Console, victim: Victim, whole: Victim, rows: list[tuple[str, bool, int, float, list[int]]], litter: set[str]
-) -> None:
-    names, lines = (
-        ("killed", "times", "of these while saving", "gone after, at most", "processes left after 15 s"),
-        list[list[str]](),
-    )
-    for what in dict.fromkeys(row[0] for row in rows):
-        _, saving, _, seconds, left = zip(*(row for row in rows if row[0] == what), strict=True)
-        lines.append([what, str(len(saving)), str(sum(saving)), f"{max(seconds):.2f} s", str(sum(map(len, left)))])
+def _report(console: Console, victim: Victim, whole: Victim, rows: list[Killed], litter: set[str]) -> None:
+    names, lines = ["killed", "times", "of these while saving", "half-written checkpoints left"], list[list[str]]()
+    names += ["gone after, at most", "processes left after 15 s"]
+    for what in dict.fromkeys(row.what for row in rows):
+        _, saving, _, seconds, left, half = zip(*(row for row in rows if row.what == what), strict=True)
+        found = [what, str(len(saving)), str(sum(saving)), str(sum(half))]
+        lines.append([*found, f"{max(seconds):.2f} s", str(sum(map(len, left)))])
     console.print(markdown(names, lines), markup=False, soft_wrap=True)
     ours, theirs = state(victim.folder), state(whole.folder)
     equal = ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
@@ -198,7 +207,9 @@ def _report(
     console.print(f"state of model and optimizer after {count} steps, {len(ours)} tensors: {'equal' if equal else 'DIFFERENT'}")
     console.print(f"every step, and so every sample, once: {once}")
     console.print(f"left in the temporary folder: {sorted(litter) or 'nothing'}")
-    if not (equal and once) or litter or any(row[4] for row in rows):
+    unfinished = sorted(path.name for path in (victim.folder / SAVED).glob("*.partial"))
+    console.print(f"half-written checkpoints at the end: {unfinished or 'none'}")
+    if not (equal and once) or litter or unfinished or any(row.left for row in rows):
         raise RuntimeError("the killed run is not the whole one, or left something behind")
 
 
