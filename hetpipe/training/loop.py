@@ -130,7 +130,7 @@ class Loop:
         self.metrics.begin(start, predicted, lengths)
         end = self.total if until is None else min(self.total, until)
         with attending(self.engine.world, self._facts(start)) as observers:
-            with StopRequest() as stop, self._keeping(), self._saving(observers):
+            with StopRequest() as stop, self._saving(observers):
                 self.over = self._train(start, end, stop, observers)
             if drifts is not None:
                 drifts.close()
@@ -158,23 +158,16 @@ class Loop:
             predicted_bytes=dict(predicted.peak_bytes) if predicted is not None else {},
         )
 
-    @contextmanager
-    def _keeping(self) -> Iterator[None]:
-        """If another rank is lost in here, and the run may go on without it, this one keeps what it has of the run."""
-        try:
-            yield
-        except RuntimeError as error:
-            if is_of_another(error) and self.job.elastic is not None and self.saved is not None:
-                self._keep(self.saved)
-            raise
-
-    def _keep(self, saved: Saved) -> None:
-        if (done := self.undo.whole()) is None:
+    def _keep(self) -> None:
+        """Another rank is lost: keep what this one has of the run, if it may go on without that one."""
+        done = self.undo.whole() if self.saved is not None and self.job.elastic is not None else None
+        if done is None:
             return
+        assert self.saved is not None
         loss = self.result.losses[-1] if self.result.losses else None
         with during(f"keeping its layers as they were after step {done}"):
             try:
-                saved.keep(done, loss)
+                self.saved.keep(done, loss)
             except (OSError, InputError) as error:
                 warn(f"note: rank {self.engine.world.rank} cannot keep its layers as they were after step {done}: {error}")
 
