@@ -84,7 +84,7 @@ def _advice(drift: Drift, weighed: Weighed) -> str:
     what = f"{counted(layers, 'layer')} ({human_bytes(size_bytes)})" if layers else "samples, and no layers,"
     what = f"{what} in about {human_seconds(seconds)}"
     if weighed.is_done:
-        idle = f"; it uses {_listed(weighed.unused)} no more, and does not see whether they get faster" if weighed.unused else ""
+        idle = f"; it uses {_listed(weighed.unused)} no more, whose speed it does not see then" if weighed.unused else ""
         return f"{gain}, for which the run moves {what}{idle}"
     if not weighed.wanted:
         return f"{gain}. With plan: {{rebalance: auto}} the run would move {what}; {PROFILE}"
