@@ -39,7 +39,7 @@ SECONDS = 0.05  # of each layer, action and sample, as the profile says
 def folder_of(path: Path, *counts: int, rebalance: str = "auto", **sections: Any) -> Path:
     """A job for so many devices on each node, without a plan file; its file."""
     folder = Folder(path)
-    file = folder.job(plan={"rebalance": rebalance}, **sections)
+    file = folder.job(plan=None, rebalance=rebalance, **sections)
     folder.cluster(*counts)
     folder.profile(file, seconds=SECONDS)
     return file
@@ -168,7 +168,7 @@ def test_a_run_that_may_not_move_layers_says_what_it_would_gain(tmp_path: Path) 
     assert record is not None
     assert not record.moves
     assert rebalance.following is None
-    assert "With plan: {rebalance: auto} the run would move" in record.told
+    assert "With rebalance: auto the run would move" in record.told
     assert "'hetpipe profile' measures" in record.told
 
 
@@ -222,10 +222,10 @@ def test_layers_stay_where_one_process_drives_a_replica() -> None:
         "data": {"name": "text"},
         "train": {"global_batch": 4, "steps": 2},
     }
-    with pytest.raises(InputError, match="rebalance is auto, but the back end 'torchgpipe' drives all devices"):
-        Job.parse({**wrong, "plan": {"rebalance": "auto", "backend": "torchgpipe"}}, "a job")
-    settings = {**wrong, "plan": {"rebalance": read_yaml("off", "a value")}}
-    assert Job.parse(settings, "a job").plan.rebalance == "off"
+    with pytest.raises(InputError, match="rebalance: auto needs a process for each device, and with plan.backend torchgpipe"):
+        Job.parse({**wrong, "rebalance": "auto", "plan": {"backend": "torchgpipe"}}, "a job")
+    settings = {**wrong, "rebalance": read_yaml("off", "a value")}
+    assert Job.parse(settings, "a job").rebalance == "off"
 
 
 # ---- runs ----

@@ -101,7 +101,7 @@ def job_of(case: Case, folder: Path, *, slowdown: float | None = SLOWDOWN, **tra
         **case.job,
         "cluster": str(folder / f"{name}.json"),
         "profiler": {"microbatch_sizes": [1, 4, 8], "repeats": 5},
-        "plan": {"rebalance": "auto"},
+        "rebalance": "auto",
         "train": {**section, "evaluate_samples": 0, **train},
         "checkpoint": {"folder": str(folder / f"saved-{name}"), "every_steps": 10 * STEPS},
     }
@@ -194,9 +194,7 @@ def slow_run(case: Case, seed: int) -> dict[str, Any]:
         begin = Slower(draw.choice(plan.device_ids), FACTOR, draw.randint(35, 45))
         told: Told = run_everywhere(job, watched, [begin], profile, plan)
         plain = job_of(case, folder, slowdown=None)
-        run_everywhere(
-            plain.model_copy(update={"plan": plain.plan.model_copy(update={"rebalance": "off"})}), undisturbed, plan, profile
-        )
+        run_everywhere(plain.model_copy(update={"rebalance": "off"}), undisturbed, plan, profile)
         apart = difference(folder)
     return {
         "case": case.name,

@@ -71,22 +71,10 @@ class DataSection(Named):
 
 
 class PlanSection(PlanRules):
-    """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.) `rebalance: auto`: when
-    devices of a run become slower or faster, it plans again, and moves layers where the steps that are left repay that; `off`: it
-    only says so."""
+    """How to plan, or which plan `file` to use. (What devices compute in is said by `train.precision`.)"""
 
     guesses = KeysOf("plan")
     file: Name | None = None
-    rebalance: Literal["off", "auto"] = "off"
-
-    @model_validator(mode="after")
-    def _moves_between_processes(self) -> Self:
-        if self.rebalance == "auto" and self.backend != "torch":
-            raise ValueError(
-                f"rebalance is auto, but the back end {self.backend!r} drives all devices of a replica from one process, in "
-                "which layers stay: write backend: torch, or leave rebalance out"
-            )
-        return self
 
 
 # Keys of `train` that earlier versions had, with the one value that says what is done today.
@@ -177,7 +165,8 @@ class ProfileSection(Strict):
 
 
 class Job(Document):
-    """One training run."""
+    """One training run. `rebalance: auto`: when devices become slower or faster, the run plans again, and moves layers where the
+    steps that are left repay that; `off`: it only says so."""
 
     guesses = KeysOf("job")
     format: Literal["hetpipe.job/1"]
@@ -193,6 +182,7 @@ class Job(Document):
     evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
     elastic: ElasticSection | None = None
+    rebalance: Literal["off", "auto"] = "off"
     log: LogSection | None = None
     export: ExportSection | None = None
 
@@ -214,10 +204,15 @@ class Job(Document):
                 "elastic lets a run go on without devices that it has lost, from what is in its folder of checkpoints, but "
                 "the job saves none. Write 'checkpoint: {folder: checkpoints/NAME}', too"
             )
-        if self.elastic is not None and self.plan.backend != "torch":
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_process_for_each_device(self) -> Self:
+        wanted = {"elastic": self.elastic is not None, "rebalance: auto": self.rebalance == "auto"}
+        if self.plan.backend != "torch" and (key := next((key for key, there in wanted.items() if there), None)) is not None:
             raise ValueError(
-                f"elastic needs a process for each device, and with plan.backend {self.plan.backend} one process drives a "
-                "replica. Leave one of the two out"
+                f"{key} needs a process for each device, and with plan.backend {self.plan.backend} one process drives a replica. "
+                "Leave one of the two out"
             )
         return self
 

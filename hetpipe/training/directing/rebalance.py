@@ -134,7 +134,7 @@ class Rebalance:
             seconds,
             (len(found), move_bytes(found, self.profile), takes),
             pays=pays,
-            wanted=self.session.job.plan.rebalance == "auto",
+            wanted=self.session.job.rebalance == "auto",
             again=repaid_at if pays and drift.step < repaid_at else None,
             unused=tuple(device for device in plan.device_ids if device not in fresh.device_ids),
         )

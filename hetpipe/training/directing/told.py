@@ -87,7 +87,7 @@ def _advice(drift: Drift, weighed: Weighed) -> str:
         idle = f"; it uses {_listed(weighed.unused)} no more, whose speed it does not see then" if weighed.unused else ""
         return f"{gain}, for which the run moves {what}{idle}"
     if not weighed.wanted:
-        return f"{gain}. With plan: {{rebalance: auto}} the run would move {what}; {PROFILE}"
+        return f"{gain}. With rebalance: auto the run would move {what}; {PROFILE}"
     if weighed.again is not None:
         return f"{gain}, but the change before is not repaid before step {weighed.again}, after which this is weighed again"
     return f"{gain}, which {counted(drift.left, 'step')} would not repay: the run would move {what}"
