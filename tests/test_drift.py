@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profiles.lengths import LengthFactor
 from hetpipe.processes.world import alone
+from hetpipe.runtime.recorder import Recorder
 from hetpipe.training.directing.drift import Drift, Drifts
 from tests.support.ranks import make_plan
 
@@ -177,3 +179,30 @@ def test_a_gpu_is_not_waited_for() -> None:
         found += [engine.step] if drifts.look(engine.step, 0) is not None else []
     assert len(found) == 1
     assert 70 < found[0] <= 80
+
+
+class Moment:
+    """A CUDA event, as far as a recorder asks it."""
+
+    def __init__(self, milliseconds: float, *, is_over: bool = True) -> None:
+        self.milliseconds, self.is_over = milliseconds, is_over
+
+    def query(self) -> bool:
+        return self.is_over
+
+    def elapsed_time(self, other: Moment) -> float:
+        return other.milliseconds - self.milliseconds
+
+
+def test_a_recorder_knows_how_long_forwards_and_backwards_took_and_waits_for_no_event() -> None:
+    """Of what came behind that step it knows nothing, and of the optimizer it tells nothing."""
+    recorder: Any = Recorder(torch.device("cpu"))
+    last = Moment(90.0, is_over=False)
+    recorder._pending = [("F", 0, Moment(10), Moment(30)), ("B", 0, Moment(50), last), ("optimizer", 0, last, Moment(95))]
+    found = recorder.computed()
+    recorder.begin_step()
+    assert found() is None
+    last.is_over = True
+    assert found() == pytest.approx(0.06)
+    recorder.spans = [("F", 0, 1.0, 1.5), ("B", 0, 2.0, 2.25), ("optimizer", 0, 2.5, 9.0)]
+    assert recorder.computed()() == pytest.approx(0.75)

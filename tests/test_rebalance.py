@@ -37,11 +37,15 @@ SECONDS = 0.05  # of each layer, action and sample, as the profile says
 
 
 def folder_of(path: Path, *counts: int, rebalance: str = "auto", **sections: Any) -> Path:
-    """A job for so many devices on each node, without a plan file; its file."""
+    """A job for so many emulated devices on each node, without a plan file; its file. Devices are paced by next to no time,
+    whatever the profile says that they take."""
     folder = Folder(path)
     file = folder.job(plan=None, rebalance=rebalance, **sections)
-    folder.cluster(*counts)
+    folder.cluster(*counts, slowdown=1.0)
     folder.profile(file, seconds=SECONDS)
+    profile = Profile.load(path / "profile.json")
+    assert profile.host is not None
+    profile.model_copy(update={"host": profile.host.slower(1e-6)}).save(path / "profile.json")
     return file
 
 
@@ -90,6 +94,18 @@ def test_plans_keep_their_precisions_by_the_types_that_there_are() -> None:
     seen = Seen.by({"n0/1": 3.0}, cluster, profile)
     plan = make_plan([{"cuts": [1, 1], "sizes": [1]}]).model_copy(update={"precision": {"cpu": "bf16"}})
     assert seen.named(plan, cluster).precision == {"cpu": "bf16", "cpu ×3": "bf16"}
+
+
+def test_what_devices_compute_in_a_step_is_what_a_simulated_step_shows(tmp_path: Path) -> None:
+    """The same forwards and backwards, without the optimizer."""
+    session, profile, _ = session_of(folder_of(tmp_path, 2, 1))
+    plan = Plan.load(Folder(tmp_path).plan())
+    found, shown = computing_seconds(plan, profile, session.cluster), dict[str, float]()
+    for span in simulate(plan, profile, session.cluster).spans:
+        if span.kind in ("F", "B"):
+            shown[span.device] = shown.get(span.device, 0.0) + span.end - span.start
+    assert found == pytest.approx(shown)
+    assert len(found) == 3
 
 
 # ---- what moves ----
