@@ -10,13 +10,12 @@ profile is right, and what matters is whether it has changed for good. So, for e
 - It has changed if SOON - ODD of the last SOON ratios are beyond FAR times the level, or if the median of the last LONG is beyond
   NEAR times the level, above or below.
 
-A profile that is off from the start is so part of the level, and no drift; it is said. A spike of some steps is none either,
-however high: it takes SOON - ODD slow steps, or half of LONG, for a change. Twice as slow is found after 10 steps and said within
-20 even if ratios scatter by 20 %; 1.3 times as slow after about 70. A device that gets slower little by little is said each time
-that it has become 1.2 to 1.3 times as slow. Thresholds of an order statistic and a median need no estimate of how much ratios
-scatter, of which a change, and spikes, would be part. When one device has changed, those of which most of the last ratios are
-beyond FAR, too, are said with it: all devices of a busy host are one message.
-"""
+A profile that is off from the start is part of the level, and no drift; it is said. A spike of some steps is none either, however
+high: a change takes SOON - ODD slow steps, or half of LONG. A device that is twice as slow is found after 10 steps and told
+within 20, even if ratios scatter by 20 %; one that is 1.3 times as slow after about 70. A device that gets slower little by
+little is told each time that it has become 1.2 to 1.3 times as slow. Thresholds of an order statistic and a median need no
+estimate of how much ratios scatter, of which a change, and spikes, would be part. When one device has changed, those of which
+most of the last ratios are beyond FAR, too, are said with it: all devices of a busy host are one message."""
 
 from __future__ import annotations
 

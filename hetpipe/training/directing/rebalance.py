@@ -2,9 +2,9 @@
 
 It plans again for the speeds that there are, and moves layers if the steps that are left gain more, by prediction, than the move
 takes. What that takes: the layers' bytes over the links, and RESTART_SECONDS, or as long as the last move of this run took beside
-them. Two things keep a run from going to and fro: a gain below LEAST_GAIN is none, since no prediction is that exact, and no move
-follows on another that has not yet gained what it took. So a device whose speed goes up and down costs at most twice what it
-would cost to do nothing, as in any rent-or-buy problem (Karlin et al. 1988, Competitive snoopy caching)."""
+them. Two things keep a run from going to and fro with a device whose speed goes up and down: a gain below LEAST_GAIN is none,
+since no prediction is that exact; and no move follows on another before the step by which that was to have gained what it took.
+"""
 
 from __future__ import annotations
 

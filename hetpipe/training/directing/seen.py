@@ -53,7 +53,7 @@ class Seen(NamedTuple):
 
     def named(self, plan: Plan, cluster: Cluster) -> Plan:
         """A plan for this cluster, with its precisions by the types that are here."""
-        return with_own_types(plan, cluster, self.cluster)
+        return plan if self.cluster is cluster else with_own_types(plan, cluster, self.cluster)
 
 
 def _own_types(factors: Mapping[str, float], cluster: Cluster) -> dict[str, tuple[str, float]]:
