@@ -27,7 +27,7 @@ from hetpipe.training.start import run_everywhere
 from hetpipe.training.trainer import Trainer
 from tests.support.jobs import Folder, train
 from tests.support.runs import trained
-from tests.test_adapter_folders import job_of
+from tests.test_adapter_folders import folder_of, job_of
 from tests.test_weights import tied_and_empty
 
 
@@ -90,10 +90,11 @@ def test_layers_are_split_and_whole_again_in_the_midst_of_a_run(tmp_path: Path, 
 
 
 @pytest.mark.thorough
-def test_adapters_move_and_only_the_base_of_the_layers_that_a_rank_gets_is_read_again(base: Path, tmp_path: Path) -> None:
+def test_adapters_move_and_only_the_base_of_the_layers_that_a_rank_gets_is_read_again(tmp_path: Path) -> None:
     """Over a base in 4 bits, which is read of the folder by each rank for itself, and not sent."""
     one, two = [{"cuts": [3, 2], "sizes": [3, 3]}], [{"cuts": [1, 4], "sizes": [3, 3]}]
     made = Folder(tmp_path)
+    base = folder_of(tmp_path / "base", torch.bfloat16)
     file = job_of(made, base, {"r": 4, "base": "nf4", "use_dora": True, "train_also": ["norms"]}, one, steps=6)
     truth = trained(file, "log=null", "checkpoint=null").losses
     plans = [Plan.load(made.plan(row, name=f"{i}.json", model="causal_lm")) for i, row in enumerate((one, two, one))]
