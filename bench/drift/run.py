@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, NamedTuple
@@ -34,7 +35,7 @@ from hetpipe.processes.progress import LOG
 from hetpipe.processes.world import World
 from hetpipe.training.directing.by_job import ByJob
 from hetpipe.training.directing.director import Event, Leg
-from hetpipe.training.directing.drift import Drift
+from hetpipe.training.directing.drift import WARMUP, Drift
 from hetpipe.training.directing.seen import Seen
 from hetpipe.training.observers.records import DriftRecord, StepRecord
 from hetpipe.training.session import Session, new_plan
@@ -44,7 +45,7 @@ from hetpipe.training.trainer import Trainer
 README = Path(__file__).parent / "README.md"
 SLOWDOWN, QUIET_SLOWDOWN = 20.0, 5.0  # of an A6000: emulated devices sleep most of the time, or half of it
 FACTOR = 2.0
-STEPS, SHOWN = 150, 30  # of a run, and by the plan to which it moves
+STEPS, TURN = 150, 12  # steps of a run, and of each turn of the two plans that are compared
 MLP: dict[str, Any] = {
     "model": {"name": "mlp", "args": {"layers": 12, "width": 64, "inputs": 16, "outputs": 8}},
     "data": {"name": "random_classification", "args": {"samples": 480, "inputs": 16, "classes": 8}},
@@ -119,26 +120,27 @@ class Told(NamedTuple):
 
 
 class Watched(ByJob):
-    """The director of the job. After `SHOWN` steps by the plan to which it has moved comes the one of the planner for a cluster
-    file that declares the slow device."""
+    """The director of the job. Once it has moved, the plan to which it moves and the one for a profile that declares the slow
+    device take turns, so that both meet the same other work of this machine."""
 
     def __init__(self, session: Session, device: str | None) -> None:
         super().__init__(session)
         self.device, self.told = device, Told([], {}, [], [])
-        self._declared = device is None
+        self._turns = list[Leg]()
 
     def next_leg(self, event: Event, world: World, profile: Profile) -> Leg | None:
-        """Of the job, but for the last one."""
-        if event.why == "end" and event.step < self.session.job.train.steps and not self._declared:  # type: ignore[operator]
-            self._declared = True
-            seen = Seen.by({self.device or "": FACTOR}, self.session.cluster, profile)
-            leg: Leg | None = Leg(self._rebalance._fresh(seen, event.plan, world), seen=seen)  # type: ignore[union-attr]
+        """Of the job, until it moves."""
+        if self._turns and event.step < STEPS:
+            leg: Leg | None = self._turns[len(self.told.legs) % 2]
         else:
             leg = super().next_leg(event, world, profile)
-            if leg is not None and event.why == "drift" and not self._declared:
-                leg = leg._replace(until=event.step + SHOWN)
+            if leg is not None and event.why == "drift":
+                assert self._rebalance is not None
+                seen = Seen.by({self.device or "": FACTOR}, self.session.cluster, profile)
+                self._turns = [Leg(self._rebalance._fresh(seen, event.plan, world), seen=seen), leg]
         if leg is not None:
             self.told.legs.append((event.step, leg.plan))
+            leg = leg._replace(until=event.step + TURN) if self._turns else leg
         return leg
 
     def watch(self, record: StepRecord) -> Event | None:
@@ -237,19 +239,21 @@ def figures(told: Told, begin: Slower) -> dict[str, Any]:
     starts = [step for step, _ in told.legs] + [STEPS]
     first = next((drift for drift in told.drifts if drift.step >= begin.first and drift.factors), None)
 
-    def middle(low: int, high: int) -> float | None:
-        known = [seconds for step, seconds in told.seconds.items() if low < step <= high]
+    def middle(*spans: tuple[int, int]) -> float | None:
+        known = [seconds for step, seconds in told.seconds.items() if any(low < step <= high for low, high in spans)]
         return median(known) if known else None
 
+    turns = [(low + WARMUP, high) for low, high in pairwise(starts[1:])]
     moved = [re.search(r"moved (\d+) layers?, (\S+ \S+), in (\S+ \S+):", line) for line in told.said]
     return {
         "told_after_steps": first.step - begin.first + 1 if first is not None else None,
         "factors": first.factors if first is not None else {},
         "others_told": len(told.drifts) - (first is not None),
-        "before": middle(2, begin.first - 1),
-        "slow": middle(begin.first, starts[1]),
-        "moved": middle(starts[1] + 2, starts[2]) if len(starts) > 3 else None,
-        "declared": middle(starts[2] + 2, STEPS) if len(starts) > 3 else None,
+        "before": middle((WARMUP, begin.first - 1)),
+        "slow": middle((begin.first, starts[1])),
+        "moved": middle(*turns[::2]),
+        "declared": middle(*turns[1::2]),
+        "same": len(told.legs) > 2 and told.legs[1][1].fingerprint == told.legs[2][1].fingerprint,
         "move": moved[0].groups() if moved and moved[0] is not None else None,
     }
 
@@ -275,7 +279,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         ms = [f"{1e3 * row[key]:.0f}" if row[key] is not None else "" for key in ("before", "slow", "moved", "declared")]
-        speed = f"{row['declared'] / row['moved']:.0%}" if row["moved"] is not None else ""
+        speed = f"{row['declared'] / row['moved']:.0%}{', the same plan' if row['same'] else ''}" if row["declared"] else ""
         layers, size, seconds = row["move"] or ("", "", "")
         told = [str(row["told_after_steps"]), " ".join(f"{factor:.2f}" for factor in row["factors"].values())]
         move = [f"{layers} ({size})", seconds]
