@@ -1,0 +1,1 @@
+"""Saving: how long steps wait for checkpoints."""
