@@ -22,8 +22,9 @@ from hetpipe.finetune.job import Made, make_job
 from hetpipe.finetune.kinds import Found, kind_of
 from hetpipe.finetune.looked import look
 from hetpipe.finetune.program import Finetuned
-from hetpipe.finetune.statement import Instead, others, plan_text
+from hetpipe.finetune.statement import Instead, others
 from hetpipe.processes.ranks.preload import modules_of
+from hetpipe.show.report import plan_text
 from tests.support.chats import chat_of, lines, refusal, tokenizer
 from tests.support.commands import Command
 from tests.support.finetuning import CARDS, chats, small_model

@@ -263,14 +263,18 @@ class Profile(Document):
         memory, the mean seconds that an action takes more, and whether transfers overlap compute. What its file says of the last
         two stays."""
         measured = self.overheads_on(cluster)
-        limits = {x.device_type: x.memory_bytes for x in measured if x.memory_bytes is not None}
-        linked, said = cluster.with_links(self.links, self.adapters).limited(limits), cluster.runtime_overhead
+        linked, said = cluster.with_links(self.links, self.adapters).limited(self.memory_limits), cluster.runtime_overhead
         seconds = [x.action_seconds for x in measured if x.action_seconds is not None]
         hidden = [x.transfer_overlap for x in measured if x.transfer_overlap is not None]
         found: dict[str, object] = {"action_seconds": fmean(seconds)} if seconds else {}
         found |= {"overlap_transfers": min(hidden) >= HIDDEN} if hidden else {}
         missing = {name: value for name, value in found.items() if name not in said.model_fields_set}
         return linked.model_copy(update={"runtime_overhead": said.model_copy(update=missing)}) if missing else linked
+
+    @property
+    def memory_limits(self) -> dict[str, int]:
+        """Device type → the most bytes that plans may use of it, if that was found."""
+        return {x.device_type: x.memory_bytes for x in self.overheads if x.memory_bytes is not None}
 
     def limited(self, device_type: str, memory_bytes: int) -> Profile:
         """The profile with a limit of memory that was found for a device type, or the one that it had, if that is lower."""

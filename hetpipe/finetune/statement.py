@@ -18,9 +18,8 @@ from hetpipe.finetune.draft import steps_of
 from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
-from hetpipe.show.words import FEW_STAGES, enumerated, in_words, layer_range, microbatches_text
+from hetpipe.show.report import plan_text
 from hetpipe.study.make import make_study
-from hetpipe.study.scene import LaneScene, Scene
 from hetpipe.training.session import Session
 
 EQUAL = "even-data-parallel"  # of one device, too: the whole model on it
@@ -131,28 +130,6 @@ def _precision(job: Job, plan: Plan) -> str:
     if plan.precision and len(set(plan.precision.values())) > 1:
         return ", ".join(f"{precision} on {kind}" for kind, precision in plan.precision.items())
     return next(iter((plan.precision or {}).values()), {"float32": "fp32"}.get(job.train.dtype, job.train.dtype))
-
-
-def plan_text(scene: Scene) -> str:
-    """One sentence: which device runs which layers, on how many samples of a step."""
-    if len(scene.stages) > FEW_STAGES:
-        return " ".join(in_words(scene)[1 : 1 + len(scene.types())])
-    text = "; ".join(_lane_text(scene, lane) for lane in scene.lanes)
-    unused = ", ".join(f"{f'{count} × ' if count > 1 else ''}{kind}" for kind, count in scene.unused.items())
-    return text + (f"; {unused} stays idle, since it would make a step no shorter" if unused else "")
-
-
-def _lane_text(scene: Scene, lane: LaneScene) -> str:
-    layers = scene.plan.layer_count
-    parts = []
-    for stage in lane.stages:
-        devices = " + ".join(stage.devices) if lane.count == 1 else enumerated([" + ".join(twin) for twin in stage.twins])
-        some = f"layer{'s' if len(stage.tiles) > 1 else ''} {layer_range(stage.layers)} of {layers}"
-        what = some if len(stage.tiles) < layers else f"all {layers} layers"
-        again = ", recomputing activations" if stage.recomputed else ", offloading activations" if stage.offloaded else ""
-        parts.append(f"{stage.kind} ({devices}) {'each run' if lane.count > 1 else 'runs'} {what}{again}")
-    samples = f"{lane.samples} of {scene.plan.global_batch} samples of a step"
-    return f"{', '.join(parts)}: {samples}, in {microbatches_text(lane.sizes)}"
 
 
 def others(profile: Profile, cluster: Cluster, batch: int) -> list[Instead]:

@@ -37,6 +37,16 @@ def torch_device(device_type: DeviceType | None, local_rank: int) -> torch.devic
     return torch.device("cuda", local_rank)
 
 
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in errors of no class of their own
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device, or this host, has no memory left for what was asked."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
 class Pacer:
     """Makes an action compute as long as on an emulated device: it starts at `start(seconds)`, and `finish()` sleeps for what is
     left. What it does meanwhile that is not emulated (copies to the host, sums over a link) takes its own time on top. What an
@@ -123,13 +133,14 @@ class Emulation:
 class MemoryMeter:
     """Counts what one device holds. `add` and `free` for parameters, gradients, optimizer state and buffers; `hooks()` around a
     forward counts what autograd saves, each storage once, and never what `exclude` names (parameters and buffers, by storage
-    address). Above `limit` it raises the error that CUDA would."""
+    address). Above `limit` it raises the error that CUDA would, unless it is `lenient`."""
 
     limit: int | None = None
     where: str = "this device"
     exclude: set[int] = field(default_factory=set)
     used: int = 0
     peak: int = 0
+    lenient: bool = False
     _holders: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, Tensor] = field(default_factory=dict)
 
@@ -137,7 +148,7 @@ class MemoryMeter:
         """`size` bytes more are in use; torch.OutOfMemoryError if that is above the limit."""
         self.used += size
         self.peak = max(self.peak, self.used)
-        if self.limit is not None and self.used > self.limit:
+        if self.limit is not None and self.used > self.limit and not self.lenient:
             raise torch.OutOfMemoryError(
                 f"out of memory on {self.where}: {what} needs {in_bytes(size)} more, which makes {in_bytes(self.used)} of "
                 f"{in_bytes(self.limit)} (the device type's memory in the cluster file); give the stage fewer layers, or let the "

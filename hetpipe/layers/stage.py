@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.batch_norm import may_normalise_batches
@@ -20,9 +20,9 @@ class Stage(nn.Sequential):
     """Consecutive layers as one module; names stay those of the whole model. Tensors of a tuple come as separate arguments.
     With `recompute` each layer is checkpointed (non-reentrant), so that only the layers' inputs are kept; with `offload` what
     they save is kept in the host's memory. `types`: what is done with tensors that come from, or go to, a device that computes in
-    other number types."""
+    other number types. `looks`: a recomputed layer finds the buffers that its forward found."""
 
-    recompute = False
+    recompute, looks = False, True
     offload: Offload | None = None
     types: StageTypes | None = None
 
@@ -49,7 +49,7 @@ class Stage(nn.Sequential):
             copy = (checkpointed or index == 0) and self._in_place[index]
             if checkpointed:
                 given, versions = tensors, [t._version for t in tensors]
-                contexts = self._again[index].contexts
+                contexts = self._again[index].contexts if self.looks else noop_context_fn
                 tensors = as_tuple(checkpoint(_call, layer, copy, *tensors, use_reentrant=False, context_fn=contexts))
                 if [t._version for t in given] != versions:
                     raise InputError(

@@ -65,6 +65,21 @@ def measured(
     return profile
 
 
+def home_of(
+    profile: Profile,
+    model: Model,
+    cluster: Cluster,
+    world: World,
+    options: ProfileSection,
+    optimizer: TorchNamed,
+    precision: PrecisionChoice | None = None,
+) -> str | None:
+    """Where the cache keeps this profile; None if it does not."""
+    path = cache_path(model, cluster, options, repr(optimizer), world.hosts, precision)
+    found = _cached(path)
+    return path if found is not None and Profile.parse(found, path) == profile else None
+
+
 def note_arithmetic(profile: Profile, world: World, source: str) -> None:
     """Warn on one rank of a profile file that was measured on cards with other flags of torch than there are now."""
     noted = profile.provenance.get("arithmetic")

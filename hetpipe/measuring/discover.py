@@ -152,6 +152,7 @@ def note_missing_gpus(world: World, cluster: Cluster) -> None:
 def one_type_again(cluster: Cluster, profile: Profile) -> tuple[Cluster, Profile]:
     """The cluster and profile of CPUs that were found, in which those whose times agree within 5 % at every micro-batch size are
     one type again, with the mean of their times and the least of their memory. Fewer types are planned sooner. Pure."""
+    cluster = cluster.limited(profile.memory_limits)
     own: dict[str, list[Measurement]] = {}
     for found in profile.measurements:
         own.setdefault(found.device_type, []).append(found)

@@ -12,16 +12,18 @@ from hetpipe.documents.cluster import Cluster, Device
 from hetpipe.documents.number_types import AS_BUILT, NumberTypes
 from hetpipe.documents.plan import Backend, Plan
 from hetpipe.files.messages import InputError
-from hetpipe.layers.device import Emulation
+from hetpipe.layers.device import Emulation, is_out_of_memory
 from hetpipe.layers.model import Model
 from hetpipe.layers.split import refuse_skips, tied_layers
 from hetpipe.processes.cards import begin_backward
 from hetpipe.processes.world import World
+from hetpipe.runtime.checks.shortage import Shortage, ShortMemoryError, bytes_there, words_of
 from hetpipe.runtime.pipes.one_process import Library, OneProcessEngine
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.replicas import PlanGroups
 from hetpipe.runtime.stages.engine import TorchEngine
 
+LOADING = "loading its layers"  # what a process does before the first step
 _LIBRARIES = {"fairscale": "hetpipe.runtime.pipes.fairscale_pipe", "torchgpipe": "hetpipe.runtime.pipes.torchgpipe_gpipe"}
 
 
@@ -166,7 +168,8 @@ def open_engine(
     types: Callable[[str], NumberTypes] = lambda _: AS_BUILT,
 ) -> PlanEngine | None:
     """This process's engine; None where the plan leaves it unused. `device`, `emulation` and `types` say what a device id is.
-    `world` is seated (see `seat`). Collective."""
+    `world` is seated (see `seat`). ShortMemoryError on every rank that the plan uses if one has no memory for its layers.
+    Collective."""
     refuse_skips(model.layers, backend)
     ties = tied_layers(model.layers)
     refuse_sums(plan, ties, types)
@@ -185,10 +188,41 @@ def open_engine(
         for each in devices:
             begin_backward(each)
             torch.cuda.reset_peak_memory_stats(each)
-    engine: PlanEngine
-    if drives_a_replica(backend):
-        engine = OneProcessEngine(model, plan, used, groups, devices, typed, load_library(backend))
-    else:
-        engine = TorchEngine(model, plan, used, groups, devices[0], typed, emulation=emulation(own[0]))
-    used.patiently().barrier()  # steps wait for no rank that is still loading its layers
-    return engine
+    paced = emulation(own[0])
+
+    def made() -> PlanEngine:
+        if drives_a_replica(backend):
+            return OneProcessEngine(model, plan, used, groups, devices, typed, load_library(backend))
+        return TorchEngine(model, plan, used, groups, devices[0], typed, emulation=paced)
+
+    place = next(seat.place for seat in plan.seats() if seat.device == used.device_id)
+
+    def described(error: Exception) -> Shortage:
+        where = f"rank {used.rank}, {place}, device {used.device_id}"
+        there = paced.memory_bytes if paced is not None else bytes_there(devices[0])
+        return Shortage(device=own[0], where=where, doing=LOADING, words=words_of(error, where), bytes_there=there)
+
+    return _with_all(made, described, used, groups)
+
+
+def _with_all(
+    made: Callable[[], PlanEngine], described: Callable[[Exception], Shortage], used: World, groups: PlanGroups
+) -> PlanEngine:
+    """This process's engine, when all have theirs: steps wait for no rank that is still loading its layers. ShortMemoryError on
+    each if one has no memory for them."""
+    engine: PlanEngine | None = None
+    short = None
+    try:
+        engine = made()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        short = described(error)
+    found = used.patiently().gather(short)
+    if engine is not None and not any(found):
+        return engine
+    if engine is not None:
+        engine.close()
+    groups.close()
+    used.close()
+    raise ShortMemoryError([shortage for shortage in found if shortage is not None])

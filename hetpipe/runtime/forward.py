@@ -24,6 +24,7 @@ from hetpipe.processes.world import World
 from hetpipe.runtime.base import Evaluation, Metric, even_sizes
 from hetpipe.runtime.checks.agreement import Complaint, Statement, digest, marks_of, raise_batches, raise_first
 from hetpipe.runtime.checks.given import Given
+from hetpipe.runtime.checks.shortage import Memory, Shortage, raise_shortages, words_of
 from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.holder import Holder
 from hetpipe.runtime.precision.boundaries import Boundaries
@@ -47,6 +48,7 @@ class ForwardEngine(Holder, ABC):
         self._outputs: dict[tuple[RowShapes, bool], tuple[TensorSpec, ...] | None] = {}  # of the last layer, in training or not
         self._called = 0  # steps of this engine
         self._faults: list[str] = []  # of this rank, found in the midst of a step
+        self.memory = Memory(self._shortage, lambda: self.recorders)
 
     @property
     def numbers(self) -> int:
@@ -200,10 +202,23 @@ class ForwardEngine(Holder, ABC):
         a function of the output and the targets of a micro-batch that gives (sum, count), such as the correct predictions and
         all of them: both are summed over all micro-batches and replicas, and `.metric` of what is returned is their ratio."""
         sums = [0.0, 0.0, 0.0, 0.0]
-        with evaluating(self.stage):
+        with evaluating(self.stage), self.memory.watched():
             self.forward_only(inputs, targets, self._scorer(metric, sums))
-        loss, weight, hits, count = self.world.sum(sums)
+            loss, weight, hits, count = self._sum_if_computed(sums)
         return Evaluation(loss / (weight or 1.0), hits / max(1.0, count) if metric is not None else None, weight, count)
+
+    def _sum_if_computed(self, numbers: Sequence[float] = ()) -> list[float]:
+        """The sum over all ranks; ShortMemoryError on each if one had no memory for what it has computed."""
+        *found, short = self.world.sum([*numbers, self.memory.shortage is not None])
+        if short:
+            raise_shortages(self.world.gather(self.memory.shortage))
+        return found
+
+    def _shortage(self, error: Exception, bytes_there: int | None) -> Shortage:
+        device = next(device for device, _, recorder in self._places() if recorder is self._latest)
+        return Shortage(
+            device=device, where=self.name, doing=self.doing, words=words_of(error, self.name), bytes_there=bytes_there
+        )
 
     def evaluate_all(self, loader: Iterable[tuple[Tensors, Tensors]], metric: Metric | None = None) -> Evaluation:
         """The mean loss (and metric, see `evaluate`) of all batches of a loader, on every rank. Every rank gives the same whole

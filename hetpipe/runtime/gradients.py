@@ -273,12 +273,13 @@ class GradientSync:
     def _launch(self) -> None:
         """Sum the next bucket."""
         bucket = self._buckets[self._next]
-        self._next += 1
         if bucket.process_group is None:  # its gradients need not be complete yet
+            self._next += 1
             return
         home = bucket.home()
         self._gather(bucket.parameters)
         message = home.to(self._device or home.device)
+        self._next += 1  # which nobody launches again
         work = dist.all_reduce(message, op=dist.ReduceOp.SUM, group=bucket.process_group, async_op=True)
         assert work is not None
         self._work.append((work, message, home))
@@ -298,14 +299,7 @@ class GradientSync:
     def finish(self) -> None:
         """Launch what is left and wait for every sum. A parameter that took no part in any replica has no gradient (None), so
         that an optimizer leaves it alone, as on one device."""
-        self._last = False
-        while self._next < len(self._buckets):
-            self._launch()
-        for work, message, home in self._work:
-            work.wait()
-            if message is not home:
-                home.copy_(message)
-        self._work.clear()
+        self._settle()
         for bucket in self._buckets:
             if bucket.summed is None:
                 self._gather(bucket.parameters)
@@ -319,6 +313,21 @@ class GradientSync:
         for parameter, copies in self._copies.items():
             for copy in copies:
                 copy.grad = None if parameter.grad is None else parameter.grad.to(copy.device, copy=True)
+
+    def give_up(self) -> None:
+        """There are no gradients, and the other owners, who wait for the sums, get what is no use."""
+        self.forget()
+        self._settle()
+
+    def _settle(self) -> None:
+        self._last = False
+        while self._next < len(self._buckets):
+            self._launch()
+        for work, message, home in self._work:
+            work.wait()
+            if message is not home:
+                home.copy_(message)
+        self._work.clear()
 
     def square_norm(self) -> float:
         """This rank's part of the global squared gradient norm, in float64: each parameter counts once."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError, listed
+from hetpipe.layers.device import state_bytes
 from hetpipe.layers.model import Model, Tensors, as_tuple, batch_size, select
 from hetpipe.layers.shards.split import pieces_in
 from hetpipe.layers.transforms import written_names
@@ -186,14 +187,14 @@ class Holder:
         """(device, stage, recorder) of each stage of this process."""
         return [(seat.device, seat.stage, recorder) for seat, recorder in zip(self.seats, self.recorders, strict=True)]
 
-    def optimize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer of this process's parameters take its step, as an action of each of its stages."""
+    def _optimize(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer of this process's parameters takes its step, as an action of each of its stages."""
         for recorder in self.recorders:
             recorder.begin("optimizer", "optimizer", 0, 0)
         optimizer.step()
         for recorder in self.recorders:
             recorder.finish()
-        self.recorders[0].hold_state(optimizer)  # an emulated device has a process of its own
+        self.recorders[0].hold_state(lambda: state_bytes(optimizer))  # an emulated device has a process of its own
 
     def spans(self) -> list[Span]:
         """The actions of the step just done, in seconds since it began."""

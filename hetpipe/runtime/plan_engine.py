@@ -28,6 +28,7 @@ from hetpipe.runtime.checks import stale
 from hetpipe.runtime.checks.agreement import Statement
 from hetpipe.runtime.checks.given import Given
 from hetpipe.runtime.checks.handover import Handover
+from hetpipe.runtime.checks.shortage import Shortage
 from hetpipe.runtime.checks.trained import Trained
 from hetpipe.runtime.forward import ForwardEngine
 from hetpipe.runtime.gradients import GradientSync, ReplicaMismatchError
@@ -56,6 +57,7 @@ class PlanEngine(ForwardEngine):
         self.loss_scale = LossScale()  # in use where a device of the plan computes in float16: the same on all
         self.scaled = False  # whether the last step's loss was
         self.overflowed = False  # whether the gradients of the last step did, of a loss that was scaled: the same on all
+        self._owed: Shortage | None = None  # of the optimizer's last step, of which the others are not told yet
         self._weights: list[float] | None = None  # of the steps that add up their gradients
         self._divisor: Callable[[], Divisor] = lambda: Divisor(1.0, 1.0)  # of a step's losses, once all have said what they weigh
         give_back_at_exit(self)
@@ -100,11 +102,12 @@ class PlanEngine(ForwardEngine):
         """One global batch: every rank gives its replica's share (first stage: inputs; last stage: targets; a replica without
         samples: None or empty). Returns the loss of the whole global batch; gradients are ready on return. What layers draw is
         decided by (seed, rank, step); the generators of torch, numpy and Python are afterwards as they were. InputError on
-        every rank where something is wrong with any of it; then no parameter has a gradient."""
+        every rank where something is wrong with any of it, and ShortMemoryError where a device has no memory for it; then no
+        parameter has a gradient."""
         self.steps += 1
         self._called += 1
         try:
-            with peers_named(), self._by_itself(self.steps), self._handover.inside():
+            with peers_named(), self._by_itself(self.steps), self._handover.inside(), self.memory.watched(self._owed):
                 loss = self._step(inputs, targets)
         except BaseException:
             self.zero_grad()  # no optimizer takes a gradient of half a step, or of the step before
@@ -118,6 +121,7 @@ class PlanEngine(ForwardEngine):
         loss. All else that ranks were given is said with the loss, in one message."""
         if self._called > 1 and (self.steps - 1) % self.check_replicas_every == 0:
             self.recorders[0].note("the comparison of replicas")
+            self._sum_if_computed()
             self.check_replicas()
         if self._looks and len(self.plan.replicas) > 1:
             self._trained.check_modes(self.world)
@@ -141,15 +145,16 @@ class PlanEngine(ForwardEngine):
         self.sync.begin(before / self._divisor().divisor if self._weights else None)
         losses = self._train(sizes, inputs, targets) if sizes else []
         self.recorders[0].note("the sum of gradients")
-        self.sync.finish()
+        self.memory.attempt(self.sync.finish, self.sync.give_up)
         divisor = self._divisor()
         if divisor.correction != 1.0:
             self.sync.scale(divisor.correction)
         odd_here = not self.sync.is_finite()  # before the loss is waited for: a card that still computes is given this, too
         local = float(torch.stack(losses).sum()) if losses and self.is_last else 0.0
         self.recorders[0].note("the sum of losses")
-        if self._faults:  # found in the midst of it
-            row.faults, own = 1.0, replace(own, fault=own.fault or self._faults[0])
+        if self._faults or self.memory.shortage is not None:  # found in the midst of it
+            own = replace(own, fault=own.fault or next(iter(self._faults), None), shortage=self.memory.shortage)
+            row.faults = 1.0
         own_part = [local, self.ask_to_stop(), odd_here, self.is_busy_beside()]
         loss, asked, odd, busy, *numbers = self.world.sum([*own_part, *row.numbers()])
         total = Statement.of(numbers)
@@ -255,6 +260,22 @@ class PlanEngine(ForwardEngine):
         with peers_named():
             self.check_replicas()
             return whole_state(self.layers, self.stage, self.world)
+
+    def optimize(self, optimizer: torch.optim.Optimizer, *, told: bool = False) -> None:
+        """Let the optimizer of this process's parameters take its step, as an action of each of its stages. Where one has no
+        memory for it, ShortMemoryError on every rank: now, if all are to be `told` (then this is collective), or else in the
+        next step. Then some have taken the step, and some a part of it."""
+        with self.memory.watched():
+            self.memory.attempt(lambda: self._optimize(optimizer), lambda: None)
+            if self.memory.shortage is not None:
+                self.memory.shortage = self._owed = replace(self.memory.shortage, spoils=True)
+            if told:
+                self._sum_if_computed()
+
+    @property
+    def has_half_a_step(self) -> bool:
+        """Whether an optimizer's last step had no memory here, of which others do not know yet."""
+        return self._owed is not None
 
     def leave(self) -> None:
         """Close, and end the plan's process groups. Every rank of the engine calls it."""

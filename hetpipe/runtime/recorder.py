@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hetpipe.layers.device import MemoryMeter, Pacer, state_bytes, timing_event
+from hetpipe.layers.device import MemoryMeter, Pacer, timing_event
 
 COMPUTE = ("F", "B")  # the kinds of actions that a step consists of; what the optimizer does comes behind it
 
@@ -64,11 +64,11 @@ class Recorder:
         else:
             self.spans.append((*self._action, self._began - self._step, time.perf_counter() - self._step))
 
-    def hold_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has made a step: an emulated device holds from the first one on what it keeps."""
-        if not self._has_state and self.meter is not None:
-            self.meter.add(state_bytes(optimizer), "optimizer state")
-        self._has_state = True
+    def hold_state(self, size: Callable[[], int]) -> None:
+        """The optimizer has what it keeps, or has made a step: from the first one on an emulated device holds these bytes."""
+        if not self._has_state and self.meter is not None and (found := size()):
+            self._has_state = True
+            self.meter.add(found, "optimizer state")
 
     def _event(self) -> torch.cuda.Event:
         """One that is over when what the device was given so far is: on the device's own stream, whichever is current."""

@@ -20,7 +20,20 @@ from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.predict.cost import Costs
 from hetpipe.predict.timeline import Span, Timeline
 from hetpipe.show.trace import WORK, by_device
-from hetpipe.show.words import PROOFS, layer_range, memory_text, numbers_text, origin_text, share_text, stage_key, unused_line
+from hetpipe.show.words import (
+    FEW_STAGES,
+    PROOFS,
+    enumerated,
+    in_words,
+    layer_range,
+    memory_text,
+    microbatches_text,
+    numbers_text,
+    origin_text,
+    share_text,
+    stage_key,
+    unused_line,
+)
 from hetpipe.study.scene import LaneScene, Scene, StageScene, make_scene
 
 _NUMBERS = ("F", "B", "params", "memory")
@@ -327,3 +340,25 @@ def utilisation_table(predicted: Timeline | None, measured: Timeline, *, differ:
             figures = _utilisation(expected[device], predicted.step_seconds)
             table.add_row("", "predicted", *figures, style="dim")
     return table
+
+
+def plan_text(scene: Scene) -> str:
+    """One sentence: which device runs which layers, on how many samples of a step."""
+    if len(scene.stages) > FEW_STAGES:
+        return " ".join(in_words(scene)[1 : 1 + len(scene.types())])
+    text = "; ".join(_lane_text(scene, lane) for lane in scene.lanes)
+    unused = ", ".join(f"{f'{count} × ' if count > 1 else ''}{kind}" for kind, count in scene.unused.items())
+    return text + (f"; {unused} stays idle, since it would make a step no shorter" if unused else "")
+
+
+def _lane_text(scene: Scene, lane: LaneScene) -> str:
+    layers = scene.plan.layer_count
+    parts = []
+    for stage in lane.stages:
+        devices = " + ".join(stage.devices) if lane.count == 1 else enumerated([" + ".join(twin) for twin in stage.twins])
+        some = f"layer{'s' if len(stage.tiles) > 1 else ''} {layer_range(stage.layers)} of {layers}"
+        what = some if len(stage.tiles) < layers else f"all {layers} layers"
+        again = ", recomputing activations" if stage.recomputed else ", offloading activations" if stage.offloaded else ""
+        parts.append(f"{stage.kind} ({devices}) {'each run' if lane.count > 1 else 'runs'} {what}{again}")
+    samples = f"{lane.samples} of {scene.plan.global_batch} samples of a step"
+    return f"{', '.join(parts)}: {samples}, in {microbatches_text(lane.sizes)}"

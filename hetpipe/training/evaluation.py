@@ -15,9 +15,11 @@ from hetpipe.building.feed import Ask, Reading
 from hetpipe.checkpoints.best import Best, Measured
 from hetpipe.documents.job import Job
 from hetpipe.documents.sections.evaluate import EvaluateSection
-from hetpipe.layers.model import Loss
+from hetpipe.layers.model import Loss, Tensors
 from hetpipe.processes.progress import Activity, warn
+from hetpipe.processes.stopping import RunError
 from hetpipe.runtime.base import Evaluation
+from hetpipe.runtime.checks.shortage import ShortMemoryError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.training.observers.records import EvaluationRecord
 from hetpipe.training.session import Session
@@ -59,7 +61,7 @@ class Evaluator:
             self.reading.open(self.samples, asked, lambda: "test samples") as reader,
         ):
             for inputs, targets in reader:
-                found = self.engine.evaluate(inputs, targets, self.metric)
+                found = self._evaluated(inputs, targets, step)
                 losses, weight = losses + found.loss * found.weight, weight + found.weight
                 hits, counted = hits + (found.metric or 0.0) * found.counted, counted + found.counted
                 activity.advance(f"loss {losses / (weight or 1.0):.4f}")
@@ -71,6 +73,17 @@ class Evaluator:
         if self.section.every_steps is not None and self.best.saved is None and self.engine.world.is_main:
             warn(f"note: the evaluation after step {step} gave {self.section.called} {value}, so none is the best so far")
         return self._record(step, found, is_best=is_best)
+
+    def _evaluated(self, inputs: Tensors | None, targets: Tensors | None, step: int) -> Evaluation:
+        """Of a batch. RunError on every rank if a device has no memory for it: outputs of the largest micro-batch are there at
+        once, though nothing is kept of them."""
+        try:
+            return self.engine.evaluate(inputs, targets, self.metric)
+        except ShortMemoryError as error:
+            raise RunError(
+                f"the evaluation after step {step}: {error}. Plans that leave more memory free have smaller micro-batches "
+                "(plan.memory_reserve: 0.2)"
+            ) from None
 
     def _record(self, step: int, found: Evaluation, *, is_best: bool) -> EvaluationRecord:
         own = not isinstance(self.section.metric, str)

@@ -29,6 +29,7 @@ from hetpipe.processes.stopping import RunError, RunStopped, StopRequest
 from hetpipe.processes.whereabouts import during, resume
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
 from hetpipe.runtime.checks.finite import NonFiniteError, origin
+from hetpipe.runtime.checks.shortage import ShortMemoryError
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
 from hetpipe.runtime.precision.loss_scale import LossScale
@@ -73,7 +74,10 @@ class Asked(NamedTuple):
 
 class Loop:
     """One leg of a run, on one rank: all steps, or those until the leg is over. `after`: what is done behind each step, in this
-    order, and when; its time is not part of the step. `over`: why it has ended."""
+    order, and when; its time is not part of the step. `over`: why it has ended. `is_spoilt`: in the midst of a step that cannot
+    be put back here."""
+
+    is_spoilt = False
 
     def __init__(self, job: Job, session: Session, engine: PlanEngine, director: Director | None = None) -> None:
         self.job, self.session, self.engine, self.section = job, session, engine, job.train
@@ -81,6 +85,8 @@ class Loop:
         self.done: int | None = None  # steps of the legs before; in the first leg, a checkpoint knows
         self.over = Event("begin", 0, engine.plan)
         self._found: Event | None = None  # by this rank's director
+        self._has_moved = False  # whether the optimizer has taken a step of this leg
+        self._end = 0  # the step after which the leg is over
         optimizer = optimizer_factory(job.train.optimizer)(list(engine.trained_parameters()))
         convert = partial(as_type, name=job.train.dtype)
         reads = engine.is_first or engine.is_last
@@ -161,7 +167,7 @@ class Loop:
     def _keep(self) -> None:
         """Another rank is lost: keep what this one has of the run, if it may go on without that one."""
         done = self.undo.whole() if self.saved is not None and self.job.elastic is not None else None
-        if done is None:
+        if done is None or self.engine.has_half_a_step:
             return
         assert self.saved is not None
         loss = self.result.losses[-1] if self.result.losses else None
@@ -174,6 +180,7 @@ class Loop:
     def _train(self, start: int, end: int, stop: StopRequest, observers: Observers) -> Event:
         engine = self.engine
         engine.steps, engine.ask_to_stop = start, lambda: bool(stop) or self._found is not None
+        self._end = end
         engine.is_busy_beside = lambda: self.saved is not None and self.saved.writing is not None and self.saved.writing.is_busy
         engine.check_replicas_every = self.section.check_replicas_every
         with self.feed.open(max(0, end - start), lambda: f"samples of step {engine.steps + 1}") as batches:
@@ -181,7 +188,10 @@ class Loop:
                 self.metrics.begin_step()
                 self.undo.begin(step)
                 batch = next(batches)
-                loss, norm = self._step(step, batch)
+                try:
+                    loss, norm = self._step(step, batch)
+                except ShortMemoryError as error:
+                    return self._taken_back(batch, error, stop, observers)
                 asked = engine.world.gather(Asked(bool(stop), self._found)) if engine.asked_to_stop else []
                 moves = all(not each.stopped and (each.event is None or each.event.why == "drift") for each in asked)
                 taken = Taken(step + 1, loss, norm, batch, engine.asked_to_stop, moves, step + 1 == end)
@@ -191,6 +201,24 @@ class Loop:
                 if step + 1 == self.total:  # by now, if the run ends early
                     return Event("end", step + 1, engine.plan)
         return Event("end", max(start, end), engine.plan)
+
+    def _taken_back(self, batch: Batch, error: ShortMemoryError, stop: StopRequest, observers: Observers) -> Event:
+        """Why the leg ends with the steps that were done before this one, for which a device had no memory. They are saved, as
+        nobody knows yet whether another plan fits. RunStopped if a signal has asked any rank for the end. Collective."""
+        self.metrics.take_back()
+        spoilt = any(shortage.spoils for shortage in error.shortages) or not self.undo.put_back()
+        asked = self.engine.world.gather((bool(stop), spoilt))
+        self.is_spoilt = any(spoilt for _, spoilt in asked)
+        self.engine.steps -= 1
+        done = self.engine.steps
+        if self.result.losses and not self.is_spoilt and self.saved is not None:
+            before = Taken(done, self.result.losses[-1], None, batch, stops=False)
+            if not self._saves(before):
+                self._save(before, observers)
+        self._complete(None, observers)
+        if any(stops for stops, _ in asked):
+            raise RunStopped(stop.number or signal.SIGTERM, done, resume())
+        return Event("memory", done, self.engine.plan, str(error), error.shortages)
 
     def _ended(self, done: int, stop: StopRequest, asked: Sequence[Asked]) -> Event | None:
         """Why ranks have asked to end the leg; RunStopped if a signal asked one to. None if the run is over anyway."""
@@ -210,7 +238,8 @@ class Loop:
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
             self.undo.moves()
-            self.engine.optimize(self.state.optimizer)
+            self.engine.optimize(self.state.optimizer, told=self._is_looked_at(step + 1))
+            self._has_moved = True
         if self.state.scheduler is not None:
             with warnings.catch_warnings():  # a first step that is left out is no mistake in the order of calls
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
@@ -257,6 +286,14 @@ class Loop:
             if due(step):
                 action(step, observers)
         self.metrics.pause(began)
+
+    def _is_looked_at(self, done: int) -> bool:
+        """Whether more becomes of this step than that it is told and the next one follows, so that all must know how it ended. In
+        the first step that an optimizer takes it makes what it keeps, for which there may be no memory."""
+        every = self.saved.section.every_steps if self.saved is not None else None
+        saved = every is not None and done % every == 0
+        ends = done == self._end or self.engine.asked_to_stop
+        return not self._has_moved or ends or saved or self.evaluator.is_due(done, last=done == self.total)
 
     def _is_last(self, step: Taken) -> bool:
         return step.number == self.total

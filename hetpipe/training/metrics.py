@@ -24,7 +24,7 @@ class Metrics:
 
     def __init__(self, engine: PlanEngine, result: TrainResult, log: LogSection | None) -> None:
         self.engine, self.result, self.log = engine, result, log
-        self._batches: list[int] = []
+        self.batches: list[int] = []  # the samples of each step
         self._began: float | None = None
         self._paused = 0.0
         self._warmed_up: dict[str, float] = {}  # device → seconds of overrun, which do not count
@@ -50,16 +50,16 @@ class Metrics:
         self.result.losses.append(loss)
         self.result.step_numbers.append(self.engine.numbers)
         self.result.samples += samples
-        self._batches.append(samples)
+        self.batches.append(samples)
         row = self.engine.row_tokens
         self._tokens.append(samples * row if row is not None else None)
-        if len(self._batches) == WARMUP_STEPS:
+        if len(self.batches) == WARMUP_STEPS:
             self._warmed_up = {device: overrun for device, _, overrun in self.engine.usage()}
 
     def record(self, done: int, batch: Batch, *, last: bool, learning_rate: float, norm: float | None) -> StepRecord:
         """Step `done` is over: what is told of it, with the timeline where one is due. Collective."""
         busy, peaks = self._watched()
-        whole = self._batches[-1] == self.engine.plan.global_batch  # a partial batch is no step to compare with the plan's
+        whole = self.batches[-1] == self.engine.plan.global_batch  # a partial batch is no step to compare with the plan's
         due = last or (self.log is not None and done % self.log.every_steps == 0)
         if due and (whole or self.result.measured is None):
             self.result.measured, self._memory = self._measured()
@@ -76,7 +76,7 @@ class Metrics:
             left_out=self._left_out,
             fetch_seconds=batch.seconds,
             step_seconds=seconds,
-            samples_per_second=self._batches[-2] / seconds if seconds is not None else None,
+            samples_per_second=self.batches[-2] / seconds if seconds is not None else None,
             utilisation=self._utilisation,
             busy=busy,
             peak_bytes=peaks,
@@ -87,6 +87,10 @@ class Metrics:
     def pause(self, began: float) -> None:
         """What has been done since `began` is not part of the step."""
         self._paused += time.perf_counter() - began
+
+    def take_back(self) -> None:
+        """The step that has begun does not count."""
+        self._began = None
 
     def end(self) -> None:
         """All steps are over. Collective."""

@@ -30,7 +30,7 @@ from hetpipe.hf.replay.rows import refuse_unseen
 from hetpipe.layers.device import Emulation, module_bytes, torch_device, trained_bytes
 from hetpipe.layers.model import Model, named_layers
 from hetpipe.layers.numbers import frozen_low, stays, type_name
-from hetpipe.measuring.cache import measured, note_arithmetic
+from hetpipe.measuring.cache import home_of, measured, note_arithmetic
 from hetpipe.measuring.discover import as_it_is, cards, discover_cluster, note_missing_gpus, one_type_again, there, with_own_types
 from hetpipe.measuring.measure import least_degree
 from hetpipe.planning.partition import PartitionError
@@ -43,7 +43,7 @@ from hetpipe.processes.peers.others import showing_others
 from hetpipe.processes.progress import Activity, say, warn
 from hetpipe.processes.whereabouts import describe_with
 from hetpipe.processes.world import World, connect, create_world
-from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, open_engine, seat
+from hetpipe.runtime.backends import LOADING, check_backend, check_cluster, drives_a_replica, open_engine, seat
 from hetpipe.runtime.plan_engine import PlanEngine
 
 
@@ -118,6 +118,14 @@ class Request:
             plan=job.plan.file,
             elastic=job.elastic is not None,
         )
+
+    def measuring(self, plan: Plan | None) -> Request:
+        """The same, with what is to be measured for a plan of one's own, which must be predicted, too."""
+        precision = (plan.precision if plan is not None else None) or self.options.precision
+        widths = {len(stage.devices) for r in plan.replicas for stage in r.stages} - {1} if plan is not None else set()
+        degrees = tuple(sorted({*self.profiler.tensor_parallel, *widths}))
+        profiler = self.profiler.model_copy(update={"tensor_parallel": degrees})
+        return replace(self, options=self.options.changed({"precision": precision}), profiler=profiler)
 
 
 def meet(
@@ -198,16 +206,12 @@ def open_session(job: Job) -> Session:
 def prepare(setting: Setting, request: Request, plan: Plan | None = None, profile: Profile | None = None) -> tuple[Plan, Profile]:
     """The plan and the profile that it is for: those given, those of the files, or measured and planned anew. A fault in a plan
     file is known before anything is measured. Collective."""
-    options = request.options
     if (plan := plan or _plan_of_file(setting, request)) is not None:
-        setting.decided(plan, options)  # says what does not go together
-        options = options.changed({"precision": plan.precision or options.precision})
-    widths = {len(stage.devices) for replica in plan.replicas for stage in replica.stages} - {1} if plan is not None else set()
-    degrees = tuple(sorted({*request.profiler.tensor_parallel, *widths}))  # of which a plan of one's own must be predicted, too
-    profiler = request.profiler.model_copy(update={"tensor_parallel": degrees})
-    profile = profile or obtain_profile(setting, replace(request, options=options, profiler=profiler))
-    plan = setting.decided(plan or new_plan(setting, profile, request), options, profile)
-    return plan.model_copy(update={"backend": options.backend}), profile  # whatever it was made for
+        setting.decided(plan, request.options)  # says what does not go together
+    asked = request.measuring(plan)
+    profile = profile or obtain_profile(setting, asked)
+    plan = setting.decided(plan or new_plan(setting, profile, request), asked.options, profile)
+    return plan.model_copy(update={"backend": request.options.backend}), profile  # whatever it was made for
 
 
 def obtain_profile(setting: Setting, request: Request, *, fresh: bool = False) -> Profile:
@@ -228,6 +232,14 @@ def obtain_profile(setting: Setting, request: Request, *, fresh: bool = False) -
         fresh=fresh,
         whole_nodes=whole_nodes,
     )
+
+
+def home_of_profile(setting: Setting, request: Request, profile: Profile) -> str | None:
+    """Where this profile is cached, of a model of which no engine has taken layers; None if it is a file of one's own."""
+    if request.profile is not None:
+        return None
+    given = setting.model, setting.cluster, setting.world, request.profiler, request.optimizer
+    return home_of(profile, *given, precision=request.options.precision)
 
 
 def _check_profile(profile: Profile, model: Model, source: str) -> None:
@@ -329,7 +341,7 @@ def join(setting: Setting, plan: Plan, profile: Profile | None) -> PlanEngine | 
     check_backend(backend, plan)
     world = seat(setting.world, backend, plan)
     if world.device_id in plan.device_ids:
-        describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: "loading its layers")
+        describe_with(f"{_place(plan, world.device_id)}, device {world.device_id}", lambda: LOADING)
     else:
         describe_with(f"device {world.device_id}, which the plan does not use", needed=False)
 

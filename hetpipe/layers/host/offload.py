@@ -99,6 +99,10 @@ class Offload:
             self._forward = _Microbatch(self)
         self._returning = None
 
+    def drop(self) -> None:
+        """What was saved is wanted no more."""
+        self._forward, self._leaving, self._returning = _Microbatch(self), None, None
+
     def count(self, on_device: int, on_host: int = 0) -> None:
         """So many bytes more are on the device, and on the host."""
         self.host_bytes += on_host

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,27 @@ from hetpipe.processes.whereabouts import waiting
 ANEW = "build the model anew, and load the weights that engine.whole_state_dict() or a checkpoint has"
 
 
+class Message(NamedTuple):
+    """What all devices of a group give at once: of each of them all get it (`gathered`), or its sum."""
+
+    gathered: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Group(Fixed):
     """The devices over which a stage is split, as one of them sees it, which has shard `number`. `ranks`: of all, shard by shard;
-    `processes` is their process group. Messages go in `paced()`, which an emulated device enters when it has computed so far."""
+    `processes` is their process group. Messages go in `paced()`, which an emulated device enters when it has computed so far.
+    `exchanged`: how many there were since somebody set it to 0. While `noted` is a list, messages are noted there, and nobody is
+    sent any."""
 
     def __init__(self, ranks: Sequence[int], number: int, processes: dist.ProcessGroup | None) -> None:
         self.ranks, self.number, self.degree, self.processes = tuple(ranks), number, len(ranks), processes
         self._places = [sorted(ranks).index(rank) for rank in ranks]  # in what torch gathers, which is in the order of the ranks
         self._copied: tuple[Tensor, int, bool, Tensor] | None = None
-        self._closed = False
+        self._closed, self.exchanged = False, 0
+        self.noted: list[Message] | None = None
         self.forgetting = self._forget  # a hook of layers, the same object for all
         self.paced: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -55,6 +67,7 @@ class Group(Fixed):
             raise InputError(f"this layer is one of {self.degree} shards of itself, whose engine is closed: {ANEW}")
         with self.paced(), waiting():
             yield
+        self.exchanged += 1
 
     def _forget(self, *_: object) -> None:
         """A layer begins, or is over."""
@@ -78,8 +91,9 @@ class Group(Fixed):
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum over the group, in memory of its own."""
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self._meeting():
-            dist.all_reduce(total, group=self.processes)
+        if not self._only_noted(total, gathered=False):
+            with self._meeting():
+                dist.all_reduce(total, group=self.processes)
         return total
 
     def any(self, here: bool) -> bool:
@@ -92,9 +106,24 @@ class Group(Fixed):
         """This tensor of each device, in the order of their shards."""
         own = tensor.detach().contiguous()
         found = [torch.empty_like(own) for _ in range(self.degree)]
-        with self._meeting():
-            dist.all_gather(found, own, group=self.processes)
+        if not self._only_noted(own, gathered=True):
+            with self._meeting():
+                dist.all_gather(found, own, group=self.processes)
         return [found[place] for place in self._places]
+
+    def _only_noted(self, tensor: Tensor, *, gathered: bool) -> bool:
+        if self.noted is not None:
+            self.noted.append(Message(gathered, tuple(tensor.shape), tensor.dtype, tensor.device))
+        return self.noted is not None
+
+    def answer(self, messages: Sequence[Message]) -> None:
+        """Give zeros in these messages, which the others expect."""
+        for message in messages:
+            zeros = torch.zeros(message.shape, dtype=message.dtype, device=message.device)
+            if message.gathered:
+                self.gather(zeros)
+            else:
+                self.add_up(zeros)
 
 
 class _Copy(torch.autograd.Function):

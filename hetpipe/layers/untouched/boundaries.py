@@ -19,10 +19,8 @@ from hetpipe.layers.numbers import StageTypes, computing, held_types, types_alon
 from hetpipe.layers.shards.split import as_if_whole, whole_shapes
 from hetpipe.layers.split import REENTRANT, TensorSpec, ancestors, gradient_leaves, is_reentrant
 from hetpipe.layers.transforms import added_as, tensors_of
-from hetpipe.layers.untouched.fakes import Fakes, fake_tensors
-from hetpipe.layers.untouched.kept import kept
+from hetpipe.layers.untouched.fakes import Fakes, looked_at
 from hetpipe.layers.untouched.kinds import Kinds, structure
-from hetpipe.layers.untouched.randomness import drawing
 from hetpipe.layers.weights import eagerly
 
 Row = tuple[TensorSpec, ...]
@@ -63,17 +61,11 @@ def trace(
     know it. `backward`: InputError if a backward would find that a layer has overwritten what another needs. `kinds`: as an
     earlier trace of these layers found them, with other inputs: then one layer of each kind runs for all that are given the
     same."""
-    keeps = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # it would keep the weights that are cast here
-    try:
-        with kept(layers), drawing("trace"), eagerly(), fake_tensors() as fakes, torch.enable_grad():
-            tracer = _Tracer(layers, device, stages, kinds, fakes)
-            found = tracer.run(inputs, backward=backward)
-            del tracer
-        fakes.refuse_what_is_left()
-        return found
-    finally:
-        torch.set_autocast_cache_enabled(keeps)
+    with looked_at(layers) as fakes, eagerly():
+        tracer = _Tracer(layers, device, stages, kinds, fakes)
+        found = tracer.run(inputs, backward=backward)
+        del tracer
+    return found
 
 
 class _Left(NamedTuple):

@@ -17,7 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.untouched.kept import kept
 from hetpipe.layers.untouched.kinds import circumstances, likeness
+from hetpipe.layers.untouched.randomness import drawing
 
 _CACHE, _ITEM = type(functools.lru_cache(lambda: None)), "_lru_list_elem"
 
@@ -77,6 +79,19 @@ def fake_tensors() -> Iterator[Fakes]:
             yield fakes
     finally:
         logger.disabled = before
+
+
+@contextmanager
+def looked_at(module: nn.Module) -> Iterator[Fakes]:
+    """In here a module is run only to be looked at, on fake tensors: afterwards all is as it was. InputError if it is not."""
+    keeps = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would keep the weights that are cast here
+    try:
+        with kept(module), drawing("trace"), fake_tensors() as fakes, torch.enable_grad():
+            yield fakes
+        fakes.refuse_what_is_left()
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
 
 
 def _empty_caches(tensors: set[int]) -> None:

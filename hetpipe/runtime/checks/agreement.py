@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import RowShapes, Tensors, as_tuple, batch_size
+from hetpipe.runtime.checks.shortage import Shortage, raise_shortages
 
 ROW_BYTES = 1 << 16  # of each tensor of a sample that are looked at in every step
 BATCH_BYTES, BATCH_BITS = 128, 20  # of each row of a batch that its mark looks at, about; and of a mark, so that sums are exact
@@ -98,13 +99,15 @@ _SUMS = attrgetter(*_SUMMED)
 @dataclass(frozen=True)
 class Complaint:
     """What one rank says where something is wrong: its own fault, and the marks of the samples that it was given, by which all
-    ranks see where two ends of a replica were given different ones."""
+    ranks see where two ends of a replica were given different ones. If it had no memory, it has computed with zeros, of which
+    others may have said more."""
 
     replica: int
     first: bool
     fault: str | None
     marks: tuple[int, ...]
     batch: int | None = None
+    shortage: Shortage | None = None
 
 
 class DifferentSamplesError(InputError):
@@ -124,7 +127,8 @@ def different_samples(replica: int, row: int, sample: str, advice: str) -> Diffe
 
 
 def raise_first(complaints: Sequence[Complaint]) -> None:
-    """InputError about the first fault of any rank, or the first sample that differs."""
+    """ShortMemoryError if any rank had no memory; InputError about the first fault of any, or the first sample that differs."""
+    raise_shortages([complaint.shortage for complaint in complaints])
     for complaint in complaints:
         if complaint.fault is not None:
             raise InputError(complaint.fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,6 +155,9 @@ class OneProcessEngine(PlanEngine):
         return result
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
+        return self.memory.attempt(lambda: self._computed(sizes, inputs, targets), list)
+
+    def _computed(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
         assert inputs is not None and targets is not None
         wanted = self.loss.wanted(targets, sizes, self.devices[-1])
         losses = self._call(sizes, inputs, lambda output, i: self._mean_loss(output, wanted[i]), training=True)
@@ -185,7 +189,7 @@ class OneProcessEngine(PlanEngine):
                 on_output(output, at + i)
                 return torch.zeros(1, device=self.devices[-1])
 
-            self._call(part, x, consume, training=False)
+            self.memory.attempt(partial(self._call, part, x, consume, training=False), partial(torch.zeros, len(part)))
 
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         assert inputs is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import InputError, counted
 from hetpipe.layers.device import Emulation, MemoryMeter, module_bytes, static_storages
 from hetpipe.layers.host.offload import Offload
-from hetpipe.layers.model import Model, RowShapes, Tensors, as_tuple, as_value, move, named_layers, split_rows
+from hetpipe.layers.model import Model, RowShapes, Tensors, Wanted, as_tuple, as_value, move, named_layers, split_rows
 from hetpipe.layers.numbers import StageTypes
 from hetpipe.layers.recipe import make_stage
 from hetpipe.layers.shards.layout import Cut, Layout
@@ -75,15 +75,16 @@ class TorchEngine(PlanEngine):
         stale.check_fresh(model.layers, lo, hi, world)
         self._check_split()
         self.group = self._own_group(groups)
-        recompute = self._stage_plan.recompute
-        self.stage = make_stage(model.layers, lo, hi, device, recompute=recompute, types=self._own_types, group=self.group)
-        if self.group is not None and self.group.number == 0:
-            self._say_what_is_whole(self.group.degree)
         self._lanes = groups.pipelines[self.replica]
         before, after = (self._side(peers) for peers in plan.peers(self.seats[0]))
         self._sides = before, after
         if device.type == "cuda":
             self._lanes.warm_up(before.peers, after.peers, device)
+        # From here on a device may have no memory, of which the others are told when all have come to the end (`open_engine`).
+        recompute = self._stage_plan.recompute
+        self.stage = make_stage(model.layers, lo, hi, device, recompute=recompute, types=self._own_types, group=self.group)
+        if self.group is not None and self.group.number == 0:
+            self._say_what_is_whole(self.group.degree)
         self.sync = self._gradient_sync(groups)
         self.recorder = Recorder(device, meter=self._meter(emulation))
         self.recorders = [self.recorder]
@@ -220,6 +221,7 @@ class TorchEngine(PlanEngine):
                 last_backward=self.sync.last_backward,
                 seed=self._seed,
                 frozen=key[1] or 0,
+                memory=self.memory,
             )
         return self._runs[key]
 
@@ -238,12 +240,22 @@ class TorchEngine(PlanEngine):
         return numbers if self.is_alone else self._lanes.sum(numbers)
 
     def _train(self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None) -> list[Tensor]:
-        wanted = self.loss.wanted(targets, sizes, self.device) if targets is not None and self._ends else None
         self._last_size = sizes[-1]
-        given = self._microbatches(sizes, inputs)
-        with self._holding([*(given or ()), *(w.targets for w in wanted or ())]):
+        with ExitStack() as held:
+            given, wanted = self.memory.attempt(lambda: self._taken(sizes, inputs, targets, held), lambda: (None, None))
             losses = self._run(sizes, training=True).run(self._crossing(sizes, training=True).ends, given, wanted)
+        if self.memory.shortage is not None:
+            return []
         return [loss.double() * w.weight for loss, w in zip(losses, wanted or (), strict=True)]
+
+    def _taken(
+        self, sizes: tuple[int, ...], inputs: Tensors | None, targets: Tensors | None, held: ExitStack
+    ) -> tuple[list[Tensors] | None, Sequence[Wanted] | None]:
+        """The inputs and targets of each micro-batch, which the device holds as long as `held` does."""
+        wanted = self.loss.wanted(targets, sizes, self.device) if targets is not None and self._ends else None
+        given = self._microbatches(sizes, inputs)
+        held.enter_context(self._holding([*(given or ()), *(w.targets for w in wanted or ())]))
+        return given, wanted
 
     def _holding(self, batches: Sequence[Tensors]) -> AbstractContextManager[None]:
         """Let an emulated device hold the inputs and targets of a whole step."""
@@ -271,7 +283,8 @@ class TorchEngine(PlanEngine):
 
     def _infer(self, sizes: tuple[int, ...], inputs: Tensors | None, on_output: OnOutput) -> None:
         ends = self._crossing(sizes, training=False).ends
-        self._run(sizes, training=False).run(ends, self._microbatches(sizes, inputs), None, on_output)
+        given = self.memory.attempt(lambda: self._microbatches(sizes, inputs), lambda: None)
+        self._run(sizes, training=False).run(ends, given, None, on_output)
         self._empty_rooms()  # a stage that keeps nothing has more micro-batches in flight than one that trains
 
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:

@@ -18,12 +18,14 @@ in another's way. A stage that only runs forward waits for room as well: before 
 receive of i − FORWARD_ONLY. It does so after actions that need none of the forwards from i on of the stage before, at this stage
 and at those behind it, again since depths do not rise; so there still is an order of all actions. Why no stage waits for ever
 where one transfer runs after the other: `order.agreed`, and in it the first that is not done.
+
+A stage that has no memory left (`checks.shortage`) goes through all of its actions, computes nothing in them, and sends zeros.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -34,8 +36,10 @@ from hetpipe.documents.schedule import FORWARD_ONLY, Action, check_depths
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, Wanted, as_tuple
 from hetpipe.layers.numbers import without_autocast
+from hetpipe.layers.shards.standing_in import Messages, messages_of
 from hetpipe.layers.split import TensorSpec
 from hetpipe.layers.stage import Stage
+from hetpipe.runtime.checks.shortage import Memory
 from hetpipe.runtime.recorder import Recorder
 from hetpipe.runtime.replicas import Lanes
 from hetpipe.runtime.stages.order import agreed, early
@@ -64,7 +68,8 @@ class StageRun:
     """One stage's part of a pipeline for one list of micro-batch sizes: train it (`depths` and `loss` given; the first `frozen`
     stages still run only forwards), or only forward. `index` of so many `stages`; `sides` say with which ranks it exchanges
     what enters, and what leaves; `rooms` have the buffers for what enters, and for the gradients of what leaves; `last_backward`
-    is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's."""
+    is called before the last backward, and `seed` before the backward of a loss, for the gradient of its target's. `memory`:
+    whether there is any for what is computed."""
 
     def __init__(
         self,
@@ -82,8 +87,10 @@ class StageRun:
         last_backward: Callable[[], None],
         seed: Callable[[Wanted], float] = lambda _: 1.0,
         frozen: int = 0,
+        memory: Memory | None = None,
     ) -> None:
-        self.module, self.index, self.sizes = module, index, sizes
+        self.module, self.index, self.sizes, self.group = module, index, sizes, sides[0].group
+        self.memory = memory or Memory.unwatched()
         self.recorder, self.loss, self._last_backward, self._seed = recorder, loss, last_backward, seed
         self.is_first, self.is_last = index == 0, index == stages - 1
         self.trains, m = depths is not None, len(sizes)
@@ -111,6 +118,7 @@ class StageRun:
         """Run all micro-batches; `ends` has what enters and leaves with each. The first stage takes `inputs`; the last one, where
         it trains, `targets`, and returns their losses, and else calls `on_output` with each output."""
         self._begin(ends)
+        self.memory.drop = self._drop
         self._flying: deque[_Flight] = deque()
         self._unsent: deque[list[object]] = deque()  # outputs that no backward will let go
         self._leaving: dict[str, deque[list[Tensor]]] = {"F": deque(), "B": deque()}
@@ -123,7 +131,7 @@ class StageRun:
             elif kind == "B":
                 self._backward(Action(self.index, "B", i), targets)
             elif (lane := comes.get(kind)) is not None:
-                lane.post()
+                self.memory.attempt(lane.post, lane.post)
             elif (out := leaves.get(kind)) is not None:
                 out.send(self._leaving[kind[-1]].popleft())
         for out in (self._outputs, self._returned):
@@ -147,8 +155,7 @@ class StageRun:
     ) -> None:
         i, recorder = action.microbatch, self.recorder
         if self._inputs is None:
-            assert inputs is not None
-            given = as_tuple(inputs[i])
+            given = as_tuple(inputs[i]) if inputs is not None else ()
         else:
             recorder.note(f"the wait for the input of {action}")
             given = self._inputs.take()
@@ -160,6 +167,23 @@ class StageRun:
             self._outputs.settle(i + 1 - FORWARD_ONLY)
             while len(self._unsent) >= FORWARD_ONLY:
                 self._unsent.popleft()
+        self._count_messages()
+        flight = self.memory.attempt(
+            lambda: self._computed(action, given, targets, on_output), lambda: self._in_place_of_output(action)
+        )
+        if self._outputs is not None:
+            self._leaving["F"].append([t.detach() for t in flight.ends])
+        if self.has_backward and self.memory.shortage is None:
+            self._flying.append(flight)
+        if not self.has_backward:
+            self._unsent.append(flight.held)
+            if self._inputs is not None:
+                self._inputs.release()
+
+    def _computed(
+        self, action: Action, given: tuple[Tensor, ...], targets: Sequence[Wanted] | None, on_output: Output | None
+    ) -> _Flight:
+        i, recorder = action.microbatch, self.recorder
         meter = recorder.meter if self.trains else None
         recorder.begin(str(action), "F", i, self.sizes[i])
         with meter.hooks() if meter is not None else nullcontext():
@@ -179,14 +203,14 @@ class StageRun:
         else:
             self._check(ends, action)
         recorder.finish()
-        if self._outputs is not None:
-            self._leaving["F"].append([t.detach() for t in ends])
-        if self.has_backward:
-            self._flying.append(_Flight(given, ends, held))
-        else:
-            self._unsent.append(held)
-            if self._inputs is not None:
-                self._inputs.release()
+        return _Flight(given, ends, held)
+
+    def _in_place_of_output(self, action: Action) -> _Flight:
+        """Zeros, where there is no memory; those that share the stage do not wait, either."""
+        entering, leaving = self.ends[action.microbatch]
+        if self.group is not None:
+            self.group.answer(self._messages(entering, leaving).forward[self.group.exchanged :])
+        return _Flight((), () if self.is_last else self._zeros(leaving), [])
 
     def _loss_saves(self, output: tuple[Tensor, ...], wanted: Wanted) -> AbstractContextManager[None]:
         """In here the loss runs, which saves as a layer does."""
@@ -196,21 +220,34 @@ class StageRun:
         return self.module.offload.layer()
 
     def _backward(self, action: Action, targets: Sequence[Wanted] | None) -> None:
+        i, gradients = action.microbatch, tuple[Tensor, ...]()
+        if self._gradients is not None and self._outputs is not None:
+            self.recorder.note(f"the wait for the gradient of {action}")
+            gradients = self._gradients.take()
+            self._outputs.settle(i + 1)
+        self._count_messages()
+        returned = self.memory.attempt(
+            lambda: self._went_back(action, gradients, targets), lambda: self._in_place_of_gradients(action)
+        )
+        if self._gradients is not None:
+            self._gradients.release()
+        if self._inputs is not None:
+            self._inputs.release()
+        if self._returned is not None:
+            self._leaving["B"].append(returned)
+
+    def _went_back(self, action: Action, gradients: tuple[Tensor, ...], targets: Sequence[Wanted] | None) -> list[Tensor]:
+        """The gradients of what has entered the stage with a micro-batch, if the stage before wants them."""
         i, recorder = action.microbatch, self.recorder
         flight = self._flying.popleft()
-        gradients: tuple[Tensor, ...] | None = None
         if self.is_last:
             assert targets is not None
             gradients = (torch.full_like(flight.ends[0], self._seed(targets[i])),)
-        if self._gradients is not None and self._outputs is not None:
-            recorder.note(f"the wait for the gradient of {action}")
-            gradients = self._gradients.take()
-            self._outputs.settle(i + 1)
         recorder.begin(str(action), "B", i, self.sizes[i])
         ends = flight.ends
         if not self.is_last:  # what nothing later uses takes no part in backward
             ends = tuple(t for t, spec in zip(ends, self.ends[i][1], strict=True) if spec.requires_grad)
-        pairs = [(t, g) for t, g in zip(ends, gradients or (), strict=True) if t.requires_grad]
+        pairs = [(t, g) for t, g in zip(ends, gradients, strict=True) if t.requires_grad]
         if i == len(self.sizes) - 1:
             self._last_backward()
         if pairs:
@@ -225,12 +262,31 @@ class StageRun:
         ]
         del flight, ends, pairs
         recorder.finish()
-        if self._gradients is not None:
-            self._gradients.release()
-        if self._inputs is not None:
-            self._inputs.release()
-        if self._returned is not None:
-            self._leaving["B"].append(returned)
+        return returned
+
+    def _in_place_of_gradients(self, action: Action) -> list[Tensor]:
+        entering, leaving = self.ends[action.microbatch]
+        if self.group is not None:
+            self.group.answer(self._messages(entering, leaving).backward[self.group.exchanged :])
+        return [*self._zeros(spec for spec in entering if spec.requires_grad)] if self._returned is not None else []
+
+    def _zeros(self, specs: Iterable[TensorSpec]) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(spec.shape, dtype=spec.dtype, device=self.recorder.device) for spec in specs)
+
+    def _count_messages(self) -> None:
+        if self.group is not None:
+            self.group.exchanged = 0
+
+    def _messages(self, entering: Sequence[TensorSpec], leaving: Sequence[TensorSpec]) -> Messages:
+        assert self.group is not None
+        return messages_of(self.module, self.group, entering, leaving, self.recorder.device)
+
+    def _drop(self) -> None:
+        """There is no memory: what is kept for backward is kept for nothing."""
+        self._flying.clear()
+        self._unsent.clear()
+        if self.module.offload is not None:
+            self.module.offload.drop()
 
     def _check(self, outputs: tuple[Tensor, ...], action: Action) -> None:
         """What the next stage has made room for is what there is."""

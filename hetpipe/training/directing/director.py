@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.processes.world import World
+from hetpipe.runtime.checks.shortage import Shortage
 from hetpipe.training.directing.drift import Drift
 from hetpipe.training.directing.seen import Seen
 from hetpipe.training.observers.records import DriftRecord, StepRecord
@@ -19,12 +20,13 @@ class Event(NamedTuple):
     """Why a run needs a plan, the same on every rank: it begins, or its leg has come to its last step (`end`), has lost a device
     (`fault`), has found that a device has less `memory` than was planned with, or is no longer as fast as predicted (`drift`).
     `step`: how many steps are done. `plan`: at the begin the one that was planned, later that of the leg which is over. `told`:
-    what has happened, for people."""
+    what has happened, for people. `shortages`: the devices that had too little memory."""
 
     why: Why
     step: int
     plan: Plan
     told: str = ""
+    shortages: tuple[Shortage, ...] = ()
 
 
 class Leg(NamedTuple):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,12 +30,14 @@ from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.plan import Plan
 from hetpipe.files.messages import counted
 from hetpipe.files.units import human_bytes, human_seconds
+from hetpipe.layers.device import state_bytes
 from hetpipe.layers.shards.layout import Cut
 from hetpipe.layers.shards.split import Piece
 from hetpipe.processes.progress import say
 from hetpipe.processes.pulse import peers_named
 from hetpipe.processes.world import World
 from hetpipe.runtime.backends import seat
+from hetpipe.runtime.checks.shortage import Shortage, raise_shortages
 from hetpipe.runtime.whole_state import receive_tensor, send_tensor
 from hetpipe.training.moving.modules import Modules
 from hetpipe.training.moving.moves import nearest, stage_of, stay
@@ -133,21 +136,33 @@ class Handing:
         return self.session
 
     def enter(self, run: RunState | None) -> int:
-        """Let the run of this leg go on from there; the step of that. None: this rank is not used."""
+        """Let the run of this leg go on from there; the step of that. None: this rank is not used. ShortMemoryError on every rank
+        if one has no memory for what its optimizer keeps. Collective."""
         self._seconds["to join"] = time.perf_counter() - self._began - sum(self._seconds.values())
+        short: Shortage | None = None
         if run is not None:
-            stage, found = run.engine.stage, self._found
-            there = {key: Described(tuple(tensor.shape), tensor.dtype) for key, tensor in found.items()}
-            room = empty_optimizer_state(stage, run.optimizer, there)
-            for key, tensor in room.items():
-                tensor.copy_(found[key])
-            install(stage, run.optimizer, self._state | room)
+            run.engine.recorders[0].note("taking over the state of the run", waits=False)
+            with run.engine.memory.watched():
+                run.engine.memory.attempt(partial(self._take_state, run), lambda: None)
+                short = run.engine.memory.shortage
+        raise_shortages(self.session.world.gather(short))
+        if run is not None:
             run.take_over(self._plain, "the leg before")
         self._state, self._found = {}, {}
         if self.session.world.is_main:
             parts = ", ".join(f"{human_seconds(seconds)} {cause}" for cause, seconds in self._seconds.items())
             say(f"{self._told}, in {human_seconds(time.perf_counter() - self._began)}: {parts}")
         return self._plain.step
+
+    def _take_state(self, run: RunState) -> None:
+        """An emulated device holds from now on what its optimizer keeps."""
+        stage, found = run.engine.stage, self._found
+        there = {key: Described(tuple(tensor.shape), tensor.dtype) for key, tensor in found.items()}
+        room = empty_optimizer_state(stage, run.optimizer, there)
+        for key, tensor in room.items():
+            tensor.copy_(found[key])
+        install(stage, run.optimizer, self._state | room)
+        run.engine.recorders[0].hold_state(lambda: state_bytes(run.optimizer))
 
     def _goes_on(self, before: Plan, following: Plan) -> bool:
         """Whether the modules that there are can train on: layers of which an engine has made other ones, as one that splits them
