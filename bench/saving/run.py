@@ -32,7 +32,7 @@ from hetpipe.files.units import human_bytes
 from hetpipe.files.writing import check_output, write_text
 from hetpipe.processes.ranks.launch import start_ranks
 from hetpipe.processes.ranks.preload import modules_of
-from hetpipe.training.legs import leg
+from hetpipe.training.legs import joined, leg
 from hetpipe.training.loop import Loop
 from hetpipe.training.session import open_session
 from hetpipe.training.start import profile_everywhere
@@ -144,8 +144,9 @@ def trained(job: Job, plan: Plan, profile: Profile | None, rounds: int) -> list[
         for name in list(WAYS)[:: -1 if number % 2 else 1]:
             session = replace(session, model=build_model(job, session.data.train, session.data.names))
             own = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"wait": WAYS[name]})})
-            with leg(session, plan, profile) as engine:
-                assert engine is not None
+            engine = joined(session, plan, profile)
+            assert engine is not None
+            with leg(session, plan, engine):
                 row[name] = vars(run_once(own, Loop(own, session, engine)))
             if session.world.is_main:
                 sizes.append(sum(file.stat().st_size for file in saved.rglob("*.safetensors")))
