@@ -95,10 +95,14 @@ def rank_environment(devices: Sequence[Device], rank: int, port: int, without: S
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         LAUNCHED: "1",
-        NODE: device.node,
-        **({WITHOUT: " ".join(d.id for d in without)} if without else {}),
-        **({CARDS: visible_cards([d.index for d in devices if d.node == device.node])} if without else {}),
+        **(_left_out(devices, device, without) if without else {}),
     }
+
+
+def _left_out(devices: Sequence[Device], device: Device, without: Sequence[Device]) -> dict[str, str]:
+    """What a rank is told of devices that have none: numbers of nodes and devices are others without them."""
+    own = [d.index for d in devices if d.node == device.node]
+    return {NODE: device.node, WITHOUT: " ".join(d.id for d in without), CARDS: visible_cards(own)}
 
 
 def visible_cards(kept: Sequence[int]) -> str:
