@@ -116,10 +116,11 @@ class Victim:
         return len(self.steps())
 
     def steps(self) -> list[int]:
-        """The steps in the log."""
+        """The steps in the log. (A line about a device that has become slower is of none.)"""
         log = self.folder / LOG / "metrics.jsonl"
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+        records = (json.loads(line) for line in lines if line.endswith("\n"))
+        return [record["step"] for record in records if "loss" in record]
 
     def saving(self) -> bool:
         """Whether a checkpoint is being written."""
