@@ -89,7 +89,12 @@ def test_a_gpu_is_taken_and_its_groups_connected_before_the_engine_is_made(monke
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("give back"))
     monkeypatch.setattr("hetpipe.runtime.backends.begin_backward", lambda device: done.append(f"begin on {device}"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: done.append(f"forget the peak of {device}"))
-    monkeypatch.setattr("hetpipe.runtime.backends.TorchEngine", lambda *_, **__: done.append("engine"))
+
+    def stand_in(*_: object, **__: object) -> object:
+        done.append("engine")
+        return object()
+
+    monkeypatch.setattr("hetpipe.runtime.backends.TorchEngine", stand_in)
     plan, layers = make_plan([{"cuts": [1], "sizes": [1]}]), nn.Sequential(nn.Linear(2, 2))
     x = torch.zeros(1, 2)
     model = Model(name="one", layers=layers, inputs=x, targets=x, loss=Loss(function=mse))
