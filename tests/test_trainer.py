@@ -209,7 +209,7 @@ def test_measuring_planning_and_training_from_nothing_but_a_job_and_a_cluster(
     kept.write_text("{half a fi")
     trained(file)
     assert Profile.load(kept).layers == first.layers
-    fresh = profile_everywhere(Job.read(file))
+    fresh = profile_everywhere(Job.read(file, ["profile=not-yet.json", "plan={file: not-yet.json}"]))
     assert fresh is not None
     assert fresh.layers == first.layers
     assert fresh.provenance["date"] == json.loads(kept.read_text())["provenance"]["date"]

@@ -144,6 +144,7 @@ def _profile_rank(job: Job, precision: PrecisionChoice | None = None) -> Profile
 
 def profile_everywhere(job: Job, precision: PrecisionChoice | None = None) -> Profile | None:
     """A new measurement of the job's model on all its device types, at these precisions, or at those that the job trains in: in
-    the process that started the ranks, or on the main rank."""
-    result: Profile | None = run_everywhere(job, _profile_rank, precision)
+    the process that started the ranks, or on the main rank. The job's own files of a profile and a plan need not be there."""
+    measured = job.model_copy(update={"profile": None, "plan": job.plan.model_copy(update={"file": None})})
+    result: Profile | None = run_everywhere(measured, _profile_rank, precision)
     return result
