@@ -91,6 +91,36 @@ def test_a_run_ends_after_as_many_restarts_as_it_may_make(tmp_path: Path) -> Non
     assert caught.value.lost == ("n0/1",)
 
 
+@pytest.mark.parametrize(("call", "step"), [(10, 4), (11, 5)])
+def test_what_comes_behind_a_step_is_done_once_though_the_main_rank_is_lost(tmp_path: Path, call: int, step: int) -> None:
+    """Killed in a step, or in the evaluation behind one: the log has each step and each evaluation, as that of a run to which
+    nothing happened, and patience ends as soon."""
+    rows: list[dict[str, Any]] = [{"cuts": [6], "sizes": [4, 4]}, {"cuts": [3, 3], "sizes": [2, 2], "devices": ["n0/1", "n0/2"]}]
+    parts: dict[str, Any] = {
+        "model": {"target": KILLED, "args": {"how": "kill once", "step": call, "only_rank": 0}},
+        "train": train(steps=8, evaluate_samples=None),
+        "evaluate": {"every_steps": 2, "samples": 8, "patience": 2, "metric": "accuracy"},
+        "log": {"folder": str(tmp_path / "log"), "every_steps": 1},
+        "checkpoint": {"folder": str(tmp_path / "saved"), "every_steps": 100},
+        "elastic": {},
+    }
+    job = Job.read(Folder(tmp_path).ready((3,), rows, **parts))
+    assert end(job).first_step == step
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    end(Job.read(tmp_path / "job.yaml", ["model.args.only_rank=9", f"log.folder={whole}", f"checkpoint.folder={whole}/saved"]))
+    assert lines(tmp_path / "log") == lines(whole)
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    """What a log says of steps and evaluations, but no times."""
+    records = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    timed = ("step_seconds", "samples_per_second", "utilisation")
+    return [
+        {key: round(value, 8) for key, value in record.items() if key not in timed} for record in records if "drift" not in record
+    ]
+
+
 def test_devices_that_were_lost_are_tried_again_after_the_next_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

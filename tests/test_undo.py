@@ -30,7 +30,7 @@ class Replacing(nn.Module):
 
 def run_of(stage: nn.Module) -> Any:
     engine = SimpleNamespace(stage=stage, loss_scale=LossScale(), trained_parameters=stage.parameters)
-    return SimpleNamespace(engine=engine, feed=SimpleNamespace(place=("first", None)))
+    return SimpleNamespace(engine=engine, feed=SimpleNamespace(place=("first", None)), best=SimpleNamespace(saved=None))
 
 
 def test_buffers_scale_and_place_are_those_of_the_steps_begin() -> None:
@@ -71,3 +71,20 @@ def test_buffers_of_which_there_is_no_copy_cannot_be_put_back() -> None:
     stage(torch.randn(5, 3))
     assert undo.put_back()
     assert dict(stage.named_buffers())["1.seen"].item() == 5.0
+
+
+def test_an_evaluation_behind_the_last_step_is_put_back_and_one_before_it_stays() -> None:
+    run = run_of(nn.Linear(3, 4))
+    undo = Undo(cast(RunState, run))
+    undo.moved(1)
+    run.best.saved = "of step 1"
+    undo.begin(1)
+    undo.moves()
+    undo.moved(2)
+    run.best.saved = "of step 2"
+    assert undo.whole() == 2
+    assert run.best.saved == "of step 1"
+    run.best.saved = "of step 2"
+    undo.begin(2)
+    assert undo.whole() == 2
+    assert run.best.saved == "of step 1"

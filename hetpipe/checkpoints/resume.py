@@ -31,7 +31,7 @@ from hetpipe.checkpoints.schedule import plain, scheduled
 from hetpipe.checkpoints.state_tensors import state_keys
 from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.stores.store import Store, Stored, name_of
-from hetpipe.checkpoints.training_state import BaseNumbers, TrainerState, said_of, take_over
+from hetpipe.checkpoints.training_state import BaseNumbers, LastStep, TrainerState, said_of, take_over
 from hetpipe.documents.job import GONE, CheckpointSection, Job, TrainSection
 from hetpipe.files.formats import flat
 from hetpipe.files.messages import InputError, listed, shown
@@ -353,11 +353,12 @@ class Saved:
         if self.writing is not None:
             self.writing.abandon()
 
-    def keep(self, step: int, loss: float | None) -> bool:
+    def keep(self, step: int, loss: float | None, last: LastStep | None) -> bool:
         """Keep what this rank holds after `step`, since another is lost; whether that can be used (see `kept`)."""
         bookmark = self.run.feed.bookmark
         stream = {"stream": bookmark.model_dump(mode="json") if bookmark is not None else None}
         extra = self._extra(loss) | (stream if self.content.samples is None else {})
+        extra |= {"last": last.model_dump()} if last is not None else {}
         return keep(self.section.folder, step, self.run.engine, self.run.optimizer, extra)
 
     def _extra(self, loss: float | None) -> dict[str, Any]:

@@ -138,10 +138,21 @@ SamplerPosition = Annotated[
 ]
 
 
+class LastStep(Strict):
+    """The last step of a run that has lost a rank: what comes behind it (a line in the log, an evaluation) may not have been
+    done."""
+
+    epoch: Count
+    samples: Count
+    grad_norm: Number | None = None
+    left_out: Flag = False
+
+
 class TrainerState(SavedState):
     """Of a job's run: its place in the data, optimizer and schedule. `loss` is that of the last step; `job` is what the run
     depended on (see `resume`), `data` what was in its data; `stream` is given where these are a stream;
-    `evaluated` is given once evaluations were compared, `reference` (digests of what it says) where there is one."""
+    `evaluated` is given once evaluations were compared, `reference` (digests of what it says) where there is one; `last` in what
+    was kept without a lost rank."""
 
     loss: Number | None = None
     evaluated: SavedBest | None = None
@@ -149,6 +160,7 @@ class TrainerState(SavedState):
     data: Content | None = None
     sampler: SamplerPosition
     stream: Bookmark | None = None
+    last: LastStep | None = None
     optimizer: Name
     scheduler: Name | None
     scheduler_state: dict[str, Any] | None

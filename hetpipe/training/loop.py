@@ -18,6 +18,7 @@ from hetpipe.building.data import Ragged
 from hetpipe.building.feed import Batch, Feed, Reading, sampler_of
 from hetpipe.checkpoints.checkpoint import CheckpointError
 from hetpipe.checkpoints.resume import Complete, RunState, Saved
+from hetpipe.checkpoints.training_state import LastStep
 from hetpipe.documents.job import Job
 from hetpipe.documents.profiles.lengths import LengthFactor
 from hetpipe.files.messages import InputError
@@ -28,7 +29,7 @@ from hetpipe.processes.pulse import hang_up_on_loss, is_of_another
 from hetpipe.processes.stopping import RunError, RunStopped, StopRequest
 from hetpipe.processes.whereabouts import during, resume
 from hetpipe.runtime.checks.agreement import DifferentSamplesError, different_samples
-from hetpipe.runtime.checks.finite import NonFiniteError, origin
+from hetpipe.runtime.checks.finite import goes_on
 from hetpipe.runtime.checks.shortage import ShortMemoryError
 from hetpipe.runtime.gradients import ReplicaMismatchError
 from hetpipe.runtime.plan_engine import PlanEngine
@@ -39,7 +40,7 @@ from hetpipe.training.directing.drift import Drifts
 from hetpipe.training.evaluation import Evaluator
 from hetpipe.training.metrics import Metrics
 from hetpipe.training.observers.attending import Observers, attending
-from hetpipe.training.observers.records import CheckpointRecord, RunRecord
+from hetpipe.training.observers.records import CheckpointRecord, RunRecord, StepRecord
 from hetpipe.training.reference import find_reference
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Session
@@ -49,7 +50,6 @@ ADVICE = (
     "What a data set draws from torch's, numpy's or Python's own generator is the same wherever the sample is fetched; what it "
     "takes from elsewhere (a generator of its own, a clock, a file that is written meanwhile) is not: draw from these"
 )
-LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at fault
 
 
 class Taken(NamedTuple):
@@ -85,6 +85,7 @@ class Loop:
         self.done: int | None = None  # steps of the legs before; in the first leg, a checkpoint knows
         self.over = Event("begin", 0, engine.plan)
         self._found: Event | None = None  # by this rank's director
+        self._last: LastStep | None = None  # unless what comes behind it is known to have been done
         self._has_moved = False  # whether the optimizer has taken a step of this leg
         self._end = 0  # the step after which the leg is over
         optimizer = optimizer_factory(job.train.optimizer)(list(engine.trained_parameters()))
@@ -110,7 +111,7 @@ class Loop:
         self.after: list[tuple[Callable[[Taken], bool], Callable[[Taken, Observers], None]]] = [
             (lambda step: self.drifts is not None, self._look_for_drift),
             (lambda step: True, self._tell),
-            (lambda step: self.evaluator.is_due(step.number, last=self._is_last(step)), self._evaluate),
+            (lambda step: self._evaluates(step.number), lambda step, observers: self._evaluate(step.number, observers)),
             (self._is_last, self._compare_replicas),
             (self._is_written, self._complete),
             (self._saves, self._save),
@@ -134,9 +135,12 @@ class Loop:
         self.total = max(self.total, start)  # a job may ask for fewer steps than its run has done
         find_reference(self.job, self.session, self.engine, self.reading, self._own, self.state.beside, begins=start == 0)
         self.metrics.begin(start, predicted, lengths)
-        end = self.total if until is None else min(self.total, until)
+        self.undo.moved(start)
         with attending(self.engine.world, self._facts(start)) as observers:
             with StopRequest() as stop, self._saving(observers):
+                if self._last is not None:
+                    self._tell_again(start, self._last, observers)
+                end = self.total if until is None else min(self.total, until)
                 self.over = self._train(start, end, stop, observers)
             if drifts is not None:
                 drifts.close()
@@ -155,7 +159,7 @@ class Loop:
             job=self.job,
             plan=self.engine.plan,
             cluster=self.session.cluster,
-            first_step=start,
+            first_step=start if self._last is None else start - 1,
             total_steps=self.total,
             predicted_step_seconds=predicted.step_seconds if predicted is not None else None,
             peak_bytes={device: peak for device, peak, _ in self.engine.usage()},
@@ -170,10 +174,10 @@ class Loop:
         if done is None or self.engine.has_half_a_step:
             return
         assert self.saved is not None
-        loss = self.result.losses[-1] if self.result.losses else None
+        loss = self.result.losses[-1] if self.result.losses else self.result.loss_before
         with during(f"keeping its layers as they were after step {done}"):
             try:
-                self.saved.keep(done, loss)
+                self.saved.keep(done, loss, self._last)
             except (OSError, InputError) as error:
                 warn(f"note: rank {self.engine.world.rank} cannot keep its layers as they were after step {done}: {error}")
 
@@ -233,7 +237,7 @@ class Loop:
         except DifferentSamplesError as error:
             number = int(batch.numbers[self.engine.row_of(len(batch.numbers), error.replica, error.row)])
             raise different_samples(error.replica, error.row, f"sample {number} of the data", ADVICE) from None
-        taken = self._goes_on(step + 1, loss, batch)
+        taken = goes_on(self.engine, step + 1, loss, batch.inputs, batch.targets, self.section.on_nonfinite)
         if taken:
             if self.section.clip_norm is not None:
                 norm = self.engine.clip_grad_norm_(self.section.clip_norm)
@@ -245,34 +249,10 @@ class Loop:
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 self.state.scheduler.step()
         self.undo.moved(step + 1)
+        finite = norm if norm is not None and math.isfinite(norm) else None
+        self._last = LastStep(epoch=batch.epoch, samples=len(batch.numbers), grad_norm=finite, left_out=not taken)
         self.metrics.took(loss, len(batch.numbers), left_out=not taken)
         return loss, norm
-
-    def _goes_on(self, step: int, loss: float, batch: Batch) -> bool:
-        """Whether the optimizer takes this step; NonFiniteError where the run is to stop. The same on all ranks."""
-        if self.engine.finite or (self.section.on_nonfinite == "ignore" and not self.engine.overflowed):
-            return True
-        if self.engine.overflowed and self._overflow(step, loss):
-            return False
-        what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-        if self.section.on_nonfinite == "skip":
-            if self.engine.world.is_main:
-                warn(f"note: step {step} is left out: {what}")
-            return False
-        raise NonFiniteError(
-            f"step {step}: {what}; the first number that is not finite is in "
-            f"{origin(self.engine, batch.inputs, batch.targets)}; a smaller train.optimizer.lr or train.clip_norm may help; "
-            "train.on_nonfinite: skip leaves such a step out"
-        )
-
-    def _overflow(self, step: int, loss: float) -> bool:
-        """Say that gradients have overflowed, whose loss was scaled; whether a smaller scale may help."""
-        scale = self.engine.loss_scale.scale
-        if self.section.on_nonfinite == "stop" and (scale < LEAST_SCALE or not math.isfinite(loss)):
-            return False
-        if self.engine.world.is_main:
-            warn(f"note: step {step} is left out: gradients overflow in float16; the loss scale is now {scale:g}")
-        return True
 
     def _own(self, batch: torch.Tensor) -> torch.Tensor | None:
         """The numbers of this rank's samples of a global batch: those of the first stage's, or the last stage's; or none."""
@@ -306,6 +286,23 @@ class Loop:
         record = self.metrics.record(step.number, step.batch, last=self._is_last(step), learning_rate=rate, norm=step.norm)
         observers.stepped(record)
         self._found = self._found or self.director.watch(record)
+
+    def _tell_again(self, step: int, last: LastStep, observers: Observers) -> None:
+        """What comes behind the step that this run goes on from. It was done by one that has lost a rank, perhaps before that."""
+        record = StepRecord(
+            step=step,
+            epoch=last.epoch,
+            samples=last.samples,
+            loss=math.nan if self.result.loss_before is None else self.result.loss_before,
+            learning_rate=self.state.optimizer.param_groups[0]["lr"],
+            grad_norm=last.grad_norm,
+            loss_scale=self.engine.loss_scale.scale if self.engine.scaled else None,
+            left_out=last.left_out,
+            fetch_seconds=0.0,
+        )
+        observers.stepped(record)
+        if self._evaluates(step):
+            self._evaluate(step, observers)
 
     def _look_for_drift(self, step: Taken, observers: Observers) -> None:
         assert self.drifts is not None
@@ -366,12 +363,15 @@ class Loop:
             if self.saved is not None:
                 self.saved.copies.give_back()
 
-    def _evaluate(self, step: Taken, observers: Observers) -> None:
-        self._note_evaluation(step.number, observers, inner=True)
-        if self.evaluator.best.is_over and step.number < self.total:
+    def _evaluates(self, step: int) -> bool:
+        return self.evaluator.is_due(step, last=step == self.total)
+
+    def _evaluate(self, step: int, observers: Observers) -> None:
+        self._note_evaluation(step, observers, inner=True)
+        if self.evaluator.best.is_over and step < self.total:
             if self.engine.world.is_main:
-                say(f"the run ends early, after step {step.number} of {self.total}: {self.evaluator.best.told}")
-            self.total = step.number
+                say(f"the run ends early, after step {step} of {self.total}: {self.evaluator.best.told}")
+            self.total = step
 
     def _note_evaluation(self, step: int, observers: Observers, *, inner: bool = False) -> None:
         record = self.evaluator.run(step, inner=inner)
@@ -388,7 +388,7 @@ class Loop:
         state = self.saved.restore(self.total) if self.saved is not None else None
         if state is None:
             return 0
-        self.result.loss_before = state.loss
+        self.result.loss_before, self._last = state.loss, state.last
         if self.evaluator.best.is_over:
             self.total = min(self.total, state.step)
         return state.step

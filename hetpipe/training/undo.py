@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hetpipe.checkpoints.best import SavedBest
 from hetpipe.checkpoints.resume import RunState
 from hetpipe.layers.batch_norm import may_normalise_batches
 
@@ -21,6 +22,7 @@ class Undo:
         self.run = run
         self.step: int | None = None  # how many steps are done in the state that there is; None: parts of several
         self._open = False  # a step has begun whose optimizer has not
+        self._best: SavedBest | None = None  # before what comes behind that step, such as an evaluation
         self._place: Any = None
         self._scale: Any = None
         self._held, self._copies = Held(), dict[tuple[nn.Module, str], Tensor]()
@@ -45,11 +47,15 @@ class Undo:
 
     def moved(self, done: int) -> None:
         """So many steps are done."""
-        self.step = done
+        self.step, self._best = done, self.run.best.saved
 
     def whole(self) -> int | None:
-        """After how many steps the state is, once what a step has begun is put back; None where it is of no step."""
-        return self.step if not self._open or self.put_back() else None
+        """After how many steps the state is, once what a step has begun, and what came behind the last one, is put back; None
+        where it is of no step."""
+        if self.step is None or (self._open and not self.put_back()):
+            return None
+        self.run.best.saved = self._best
+        return self.step
 
     def put_back(self) -> bool:
         """The state at the begin of the step, which has failed before any optimizer moved. False, with nothing changed, where

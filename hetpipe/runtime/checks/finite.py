@@ -1,13 +1,16 @@
-"""Where a number that is not finite comes from: which layer, on which device."""
+"""What becomes of a step whose numbers are not all finite, and where the first of these comes from: which layer, on which
+device."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from hetpipe.layers.model import Tensors, as_tuple, named_layers
+from hetpipe.processes.progress import warn
 from hetpipe.processes.stopping import RunError
 from hetpipe.runtime.gradients import is_finite
 
@@ -15,8 +18,42 @@ if TYPE_CHECKING:
     from hetpipe.runtime.plan_engine import PlanEngine
 
 
+Otherwise = Literal["stop", "skip", "ignore"]
+LEAST_SCALE = 1.0  # of a loss: where gradients overflow at less, no scale is at fault
+
+
 class NonFiniteError(RunError):
     """A loss or a gradient is infinite or no number."""
+
+
+def goes_on(
+    engine: PlanEngine, step: int, loss: float, inputs: Tensors | None, targets: Tensors | None, otherwise: Otherwise
+) -> bool:
+    """Whether the optimizer takes the step just done. `otherwise`: what the job says of one that is not finite. NonFiniteError
+    where the run is to stop. The same on all ranks."""
+    if engine.finite or (otherwise == "ignore" and not engine.overflowed):
+        return True
+    if engine.overflowed and _overflow(engine, step, loss, otherwise):
+        return False
+    what = "a gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
+    if otherwise == "skip":
+        if engine.world.is_main:
+            warn(f"note: step {step} is left out: {what}")
+        return False
+    raise NonFiniteError(
+        f"step {step}: {what}; the first number that is not finite is in {origin(engine, inputs, targets)}; a smaller "
+        "train.optimizer.lr or train.clip_norm may help; train.on_nonfinite: skip leaves such a step out"
+    )
+
+
+def _overflow(engine: PlanEngine, step: int, loss: float, otherwise: Otherwise) -> bool:
+    """Say that gradients have overflowed, whose loss was scaled; whether a smaller scale may help."""
+    scale = engine.loss_scale.scale
+    if otherwise == "stop" and (scale < LEAST_SCALE or not math.isfinite(loss)):
+        return False
+    if engine.world.is_main:
+        warn(f"note: step {step} is left out: gradients overflow in float16; the loss scale is now {scale:g}")
+    return True
 
 
 class _Finding(NamedTuple):

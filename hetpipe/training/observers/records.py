@@ -50,11 +50,11 @@ class StepRecord:
     loss_scale: float | None
     left_out: bool = False
     fetch_seconds: float
-    step_seconds: float | None
-    samples_per_second: float | None
-    utilisation: Mapping[str, float]
-    busy: Mapping[str, float]
-    peak_bytes: Mapping[str, int | None]
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    utilisation: Mapping[str, float] = field(default_factory=dict)
+    busy: Mapping[str, float] = field(default_factory=dict)
+    peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
     memory_bytes: Mapping[str, int] = field(default_factory=dict)
     tokens_per_second: float | None = None
 
