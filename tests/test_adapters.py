@@ -63,7 +63,7 @@ def test_few_bits_compute_as_the_matrix_that_they_hold(bits: Any, dtype: torch.d
     assert given.grad is not None
     assert x.grad is not None
     assert torch.equal(x.grad, given.grad)
-    step = {"nf4": 0.16, "int8": 0.5 / 127}[bits]  # half the widest step, of the largest number in a block, or a row
+    step = {"nf4": 0.16, "fp8": 16 / 448, "int8": 0.5 / 127}[bits]  # half the widest, of the largest number in a block, or row
     assert (few.weight - linear.weight).abs().max() <= step * 1.02 * linear.weight.abs().max()
 
 
@@ -230,7 +230,7 @@ def test_what_would_go_wrong_in_silence_is_told(make: Any, options: dict[str, An
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("base", ["nf4", "int8"])
+@pytest.mark.parametrize("base", LINEAR)
 def test_a_layer_without_any_parameter_beside_few_bits(base: Any, device: str) -> None:
     with torch.device(device):
         net = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))

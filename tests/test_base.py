@@ -138,6 +138,7 @@ def test_all_numbers_are_those_under_any_plan(kind: str, base: Path, tmp_path: P
 
 IN_MEMORY: dict[str, dict[str, Any]] = {
     "as it is": {},
+    "fp8": {"base": "fp8"},
     "int8": {"base": "int8"},
     "nf4": {"base": "nf4"},
     "DoRA": {"use_dora": True},

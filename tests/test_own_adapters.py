@@ -118,7 +118,7 @@ def test_peft_loads_them_into_the_chain_itself_and_they_go_on(tmp_path: Path) ->
     assert not misses
 
 
-@pytest.mark.parametrize("bits", ["int8", "nf4"])
+@pytest.mark.parametrize("bits", ["fp8", "int8", "nf4"])
 def test_over_few_bits_they_are_those_that_were_trained(bits: str, tmp_path: Path) -> None:
     layers = trained_a_little(adapt(chain(2), seed=3, r=2, base=bits, use_dora=True))
     saved_by_a_loop(tmp_path / "saved", layers)

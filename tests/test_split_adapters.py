@@ -12,7 +12,7 @@ import torch
 from tests.support.ranks import cluster_of, run_ranks
 from tests.support.split_adapters import Found, from_plan_to_plan, measured_bytes, split_and_whole
 
-NETS = ("DoRA", "DoRA, dropout", "int8", "int8, DoRA", "nf4", "nf4, DoRA")
+NETS = ("DoRA", "DoRA, dropout", "fp8", "int8", "int8, DoRA", "nf4", "nf4, DoRA")
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def test_a_split_layer_computes_what_the_whole_one_does(net: str, degree: int) -
     assert not [own.left for own in layers if own.left], "undone, it is what it was"
 
 
-@pytest.mark.parametrize(("net", "degree"), [(net, degree) for net, degree in ALL if net.startswith(("int8", "nf4"))])
+@pytest.mark.parametrize(("net", "degree"), [(net, degree) for net, degree in ALL if net.startswith(("fp8", "int8", "nf4"))])
 def test_a_shard_in_few_bits_has_the_bits_of_the_whole_matrix(net: str, degree: int) -> None:
     layers = found(net, degree)
     assert not [own.unlike for own in layers if own.unlike]

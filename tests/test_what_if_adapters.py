@@ -95,6 +95,7 @@ class TestBytes:
             ("bf16", "fp16", 2, 2),
             ("nf4", "fp16", 0.5 + 1 / 64 + 4 / 64 / 256, 2),
             ("int8", "fp16", None, 2),
+            ("fp8", "fp16", None, 2),
         ],
     )
     def test_a_base_is_held_as_its_card_computes(
@@ -110,7 +111,7 @@ class TestBytes:
         static, framework = planned(model, lora, base, "1080ti", precision)
         expected = held + of_the_rest * rest + (16 + (2 if precision == "fp16" else 0)) * adapters
         assert static == pytest.approx(expected, rel=1e-6)
-        made = 4096 * 12288 * (4 if precision == "fp32" else 2) if base in ("nf4", "int8") else 0
+        made = 4096 * 12288 * (4 if precision == "fp32" else 2) if base in ("nf4", "fp8", "int8") else 0
         assert framework == planned(model, lora, "bf16", "1080ti", precision)[1] + made
 
     def test_a_base_in_float32_has_copies_where_half_precision_is_computed(self, tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ class TestCommand:
                 "qwen3-8b has no matrix 'q_projs'; did you mean 'q_proj'? known: q_p",
             ),
             ("qwen3-8b", ("--base", "nf4"), "--base nf4 is for weights that are frozen beside adapters. Give --lora r=16"),
-            ("qwen3-8b", ("--base", "fp4", "--lora", "r=8"), "'fp4' is not one of 'as-is', 'bf16', 'int8', 'nf4'"),
+            ("qwen3-8b", ("--base", "fp4", "--lora", "r=8"), "'fp4' is not one of 'as-is', 'bf16', 'nf4', 'fp8', 'int8'"),
             ("gpt2", ("--lora", "r=8"), "needs the matrices of the layers, and those of 'gpt2' are not known"),
         ],
     )

@@ -99,10 +99,11 @@ class Run:
             self.lines.append(Line(time.monotonic(), host, text.rstrip()))
 
     def records(self) -> list[dict[str, Any]]:
-        """The lines of its log."""
+        """The steps in its log. (A line about a device that has become slower is of none.)"""
         log = self.folder / "log" / "metrics.jsonl"
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        records = (json.loads(line) for line in lines if line.endswith("\n"))
+        return [record for record in records if "loss" in record]
 
     def step(self) -> int:
         """The last in the log."""

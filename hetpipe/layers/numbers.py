@@ -139,3 +139,8 @@ def stage_types(bounds: Sequence[tuple[int, int]], types: Sequence[NumberTypes])
     """The stages of a replica, in their order."""
     around: list[NumberTypes | None] = [None, *types, None]
     return [StageTypes(lo, hi, types[s], around[s], around[s + 2]) for s, (lo, hi) in enumerate(bounds)]
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as uint8 [bytes], since gloo does not know every type."""
+    return tensor.reshape(-1).view(torch.uint8)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hetpipe.layers.numbers import as_bytes
 from hetpipe.layers.shards.split import pieces_in
 from hetpipe.layers.transforms import tensors_of, written_names
 from hetpipe.layers.weights import state_of
@@ -57,17 +58,12 @@ def _first_names(layers: nn.Sequential) -> dict[str, str]:
 def send_tensor(tensor: Tensor, to: int, world: World) -> None:
     """A tensor on the CPU, to a rank that calls `receive_tensor`."""
     if tensor.numel():
-        dist.send(_as_bytes(tensor.contiguous()), to, group=world.control)
+        dist.send(as_bytes(tensor.contiguous()), to, group=world.control)
 
 
 def receive_tensor(shape: Sequence[int], dtype: torch.dtype, source: int, world: World) -> Tensor:
     """What the rank `source` sends, on the CPU."""
     tensor = torch.empty(shape, dtype=dtype)
     if tensor.numel():
-        dist.recv(_as_bytes(tensor), source, group=world.control)
+        dist.recv(as_bytes(tensor), source, group=world.control)
     return tensor
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """A tensor's memory as bytes, since gloo does not know every type."""
-    return tensor.reshape(-1).view(torch.uint8)

@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "DoRA": {"use_dora": True},
     "rsLoRA of two": {"rank_stabilized": True, "targets": ["q_proj", "v_proj"]},
     "nf4, DoRA": {"base": "nf4", "use_dora": True},
+    "fp8": {"base": "fp8"},
     "int8": {"base": "int8"},
     "with norms, embedding, head": {"train_also": ["norms", "embed", "head"]},
     "of embedding and head": {"targets": ["embed_tokens", "lm_head"]},

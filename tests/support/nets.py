@@ -325,6 +325,7 @@ NETS: dict[str, Callable[[], nn.Sequential]] = {
     "splittable, LoRA": with_adapters(splittable),
     "splittable, DoRA": with_adapters(every_style, use_dora=True),
     "splittable, DoRA, dropout": with_adapters(every_style, use_dora=True, dropout=0.3),
+    "splittable, fp8": with_adapters(every_style, base="fp8"),
     "splittable, int8": with_adapters(every_style, base="int8"),
     "splittable, int8, DoRA": with_adapters(every_style, base="int8", use_dora=True),
     "splittable, nf4": with_adapters(in_blocks, base="nf4"),

@@ -253,6 +253,7 @@ CASES = {
         Case(name="split, LoRA, widths 3 and 2", net="splittable, LoRA", plan=(ENDS, {**ENDS, "widths": [2]}), optimizer="AdamW"),
         Case(name="split, DoRA", net="splittable, DoRA", plan=(SPLIT, TWO), clip=0.05, optimizer="AdamW"),
         Case(name="split, DoRA, widths 3 and 2", net="splittable, DoRA", plan=(ENDS, {**ENDS, "widths": [2]})),
+        Case(name="split, fp8", net="splittable, fp8", plan=(ENDS, {**ENDS, "widths": [2]}), clip=0.05),
         Case(name="split, int8", net="splittable, int8", plan=(ENDS, {**ENDS, "widths": [2]}), clip=0.05),
         Case(name="split, int8, DoRA", net="splittable, int8, DoRA", plan=(SPLIT, TWO), optimizer="AdamW"),
         Case(name="split, nf4", net="splittable, nf4", plan=(SPLIT, TWO), clip=0.05, optimizer="AdamW"),

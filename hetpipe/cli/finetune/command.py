@@ -44,7 +44,7 @@ ADAPTER = (
     "Hugging Face."
 )
 BASE = (
-    "How frozen weights are held: as-is, bf16, fp16, nf4 or int8. By default in half precision if all devices compute "
+    "How frozen weights are held: as-is, bf16, fp16, nf4, fp8 or int8. By default in half precision if all devices compute "
     "in it, else as-is."
 )
 LENGTH = (

@@ -3,7 +3,7 @@ own matrices may be held in fewer bits (QLoRA; Dettmers et al. 2023)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,8 @@ from hetpipe.documents.guesses import KeysOf
 from hetpipe.files.formats import Flag, Name, Number, Positive, Strict, read_yaml
 from hetpipe.files.messages import InputError, nearest, shown
 
-Base = Literal["as-is", "bf16", "fp16", "nf4", "int8"]
+FewBits = Literal["nf4", "fp8", "int8"]
+Base = Literal["as-is", "bf16", "fp16", FewBits]
 TrainedToo = Literal["embed", "head", "norms"]
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 IN_LORA = ("r", "alpha", "dropout", "targets", "rank_stabilized", "use_dora")  # keys that `--lora` takes
@@ -25,7 +26,7 @@ class AdapterSection(Strict):
 
     `targets`: which linear layers get A and B: all but the last layer's, or those whose names are, or end with, one
     of these. `train_also`: what of the model trains beside them. `base`: how its own matrices are held: as they are, in bf16 or
-    fp16 (all that do not train), or those of linear layers in 4 bits (nf4) or 8 (int8).
+    fp16 (all that do not train), or those of linear layers in 4 bits (nf4) or 8 (fp8, int8).
 
     `weights`: a folder of peft, or its name on Hugging Face, whose adapters go on. It then says all keys but `base`: one that
     stands beside it must say the same, and `dropout` may say another."""
@@ -68,9 +69,9 @@ class AdapterSection(Strict):
         return {key: getattr(self, key) for key in sorted(self.model_fields_set - {"kind", "weights", "base"})}
 
     @property
-    def quantised(self) -> Literal["nf4", "int8"] | None:
+    def quantised(self) -> FewBits | None:
         """In which few bits the matrices of linear layers are held, if they are."""
-        return self.base if self.base in ("nf4", "int8") else None
+        return self.base if self.base in get_args(FewBits) else None  # type: ignore[return-value]
 
 
 def parse_lora(text: str) -> dict[str, Any]:

@@ -32,8 +32,9 @@ def adapt(model: nn.Sequential, *, seed: int | None = None, **options: Any) -> n
         model: on the meta device, too, where its layers know their values.
         seed: of what adapters are at first, the same on all ranks; by default that of torch.manual_seed.
         options: the keys of a job's section `adapter`: r=16, alpha=32, dropout=0.0, targets="all-linear" or a list of names,
-            rank_stabilized, use_dora, train_also=["embed", "head", "norms"], base="as-is", "nf4" or "int8"; or weights="FOLDER",
-            of peft, or its name on Hugging Face, whose adapters go on as they are there, beside the base of its choice.
+            rank_stabilized, use_dora, train_also=["embed", "head", "norms"], base="as-is", "nf4", "fp8" or "int8"; or
+            weights="FOLDER", of peft, or its name on Hugging Face, whose adapters go on as they are there, beside the base of its
+            choice.
 
     Its checkpoints hold what trains, and not the model, which must be built as before to go on.
 

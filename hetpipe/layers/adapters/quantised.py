@@ -1,5 +1,6 @@
 """Linear layers whose matrix does not train and is held in few bits: in 4, as QLoRA does (NF4 with scales that are quantised,
-too; Dettmers et al. 2023, section 3, by bitsandbytes), or in 8, with a scale for each row.
+too; Dettmers et al. 2023, section 3, by bitsandbytes), or in 8, with a scale for each row: whole numbers, or floating-point
+numbers (E4M3; Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3).
 
 The matrix is in numbers of the type that a layer computes in only while it is multiplied, forward and backward. What holds it are
 buffers that are not saved, with shapes that are known before there are values, so that such a layer lies on the meta device, is
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from hetpipe.documents.sections.adapter import FewBits
 from hetpipe.files.messages import InputError
 
-Bits = Literal["nf4", "int8"]
 Lie = Literal["matrix", "rows", "flat"]
 BLOCK, BLOCKS = 64, 256  # numbers with one scale, and scales with one scale of their own (Dettmers et al. 2023, section 3)
 
@@ -119,28 +120,53 @@ class _Product(torch.autograd.Function):
         return (found.to(ctx.given), *[None] * (3 + len(parts)))
 
 
-class Int8Linear(QuantisedLinear):
-    """In 8 bits: whole numbers from -127 to 127, times a scale for each row."""
+class _ByRows(QuantisedLinear):
+    """In 8 bits: a number of type `CODES`, of which the greatest is `MOST`, times a scale for each row."""
 
     PARTS = ("codes", "scales")
     LIE: ClassVar[Mapping[str, Lie]] = {"codes": "matrix", "scales": "rows"}
+    CODES: ClassVar[torch.dtype]
+    MOST: ClassVar[float]
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Of each part."""
-        return {"codes": ((self.out_features, self.in_features), torch.int8), "scales": ((self.out_features, 1), torch.float32)}
+        return {"codes": ((self.out_features, self.in_features), self.CODES), "scales": ((self.out_features, 1), torch.float32)}
 
     def quantise(self, weight: Tensor) -> dict[str, Tensor]:
         """The parts of a matrix [out, in]."""
         numbers = _finite(weight)
-        scales = numbers.abs().amax(1, keepdim=True) / 127
+        scales = numbers.abs().amax(1, keepdim=True) / self.MOST
         scales[scales == 0] = 1.0
-        return {"codes": (numbers / scales).round().to(torch.int8), "scales": scales}
+        return {"codes": self.nearest(numbers / scales).to(self.CODES), "scales": scales}
+
+    @staticmethod
+    def nearest(numbers: Tensor) -> Tensor:
+        """What of them a code can be made of without further rounding down."""
+        return numbers
 
     @staticmethod
     def dequantise(parts: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         """The matrix of these parts, [out, in]."""
         codes, scales = parts
         return (codes.float() * scales).to(dtype)
+
+
+class Int8Linear(_ByRows):
+    """Whole numbers from -127 to 127."""
+
+    CODES, MOST = torch.int8, 127.0
+
+    @staticmethod
+    def nearest(numbers: Tensor) -> Tensor:
+        """Whole ones."""
+        return numbers.round()
+
+
+class Fp8Linear(_ByRows):
+    """Floating-point numbers of 4 bits of exponent and 3 of mantissa (E4M3), up to 448: the step between two is about 1/8 of a
+    number, so small numbers of a row keep more of theirs than in whole numbers, and large ones less."""
+
+    CODES, MOST = torch.float8_e4m3fn, 448.0
 
 
 class Nf4Linear(QuantisedLinear):
@@ -198,10 +224,10 @@ def _finite(weight: Tensor) -> Tensor:
     return numbers
 
 
-LINEAR: dict[Bits, type[QuantisedLinear]] = {"nf4": Nf4Linear, "int8": Int8Linear}
+LINEAR: dict[FewBits, type[QuantisedLinear]] = {"nf4": Nf4Linear, "fp8": Fp8Linear, "int8": Int8Linear}
 
 
-def load_bits(bits: Bits) -> None:
+def load_bits(bits: FewBits) -> None:
     """InputError where the library that packs such numbers is missing."""
     if bits != "nf4":
         return
@@ -209,4 +235,4 @@ def load_bits(bits: Bits) -> None:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
-        raise InputError("base: nf4 needs bitsandbytes: pip install 'hetpipe[lora]', or write base: int8") from None
+        raise InputError("base: nf4 needs bitsandbytes: pip install 'hetpipe[lora]', or write base: fp8 or int8") from None

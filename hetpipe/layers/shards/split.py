@@ -226,9 +226,10 @@ def whole(layer: nn.Module) -> Iterator[None]:
         return
     tensors = tensors_of(layer)
     pieces = {own: tensors[own].data for own in split.layout.cut}
+    joined = {own: cut.join(split.group.gather(pieces[own])) for own, cut in split.layout.cut.items()}
     try:
-        for own, cut in split.layout.cut.items():
-            tensors[own].data = cut.join(split.group.gather(tensors[own]))
+        for own, data in joined.items():
+            tensors[own].data = data
         _undress(layer, split)
         torch.clear_autocast_cache()  # it knows tensors, and not that they have other numbers now
         yield

@@ -210,5 +210,5 @@ def _check_parts(said: str, module: str, held: nn.Linear, style: Style, degree: 
         raise InputError(
             f"{said}: {module!r} is held in few bits, {held.TOGETHER} numbers by one scale, and a part would have {numbers} "
             f"numbers {'of each row' if cut.dimension else 'one after the other'}, which are no whole scales. {ELSE}, or write "
-            "adapter.base: int8 (hetpipe finetune --base int8), which has a scale for each row"
+            "adapter.base: fp8 or int8 (hetpipe finetune --base fp8), which have a scale for each row"
         )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.numbers import as_bytes
 from hetpipe.layers.untouched.kept import Fixed
 from hetpipe.processes.whereabouts import waiting
 
@@ -108,7 +109,7 @@ class Group(Fixed):
         found = [torch.empty_like(own) for _ in range(self.degree)]
         if not self._only_noted(own, gathered=True):
             with self._meeting():
-                dist.all_gather(found, own, group=self.processes)
+                dist.all_gather([as_bytes(each) for each in found], as_bytes(own), group=self.processes)
         return [found[place] for place in self._places]
 
     def _only_noted(self, tensor: Tensor, *, gathered: bool) -> bool:

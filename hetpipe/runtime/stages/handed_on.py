@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.model import Tensors, as_tuple, as_value, move
-from hetpipe.layers.numbers import type_name
+from hetpipe.layers.numbers import as_bytes, type_name
 from hetpipe.layers.shards.sums import Group
 from hetpipe.processes.whereabouts import waiting
 
@@ -52,6 +52,5 @@ def _empty(told: list[int], device: torch.device) -> list[Tensor]:
 
 def _broadcast(tensor: Tensor, group: Group) -> Tensor:
     if tensor.numel():
-        numbers = tensor.detach().view(-1).view(torch.uint8)  # gloo does not know every type
-        dist.broadcast(numbers, group.ranks[0], group=group.processes)
+        dist.broadcast(as_bytes(tensor.detach()), group.ranks[0], group=group.processes)
     return tensor

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetpipe.layers.device import MemoryMeter
+from hetpipe.layers.numbers import as_bytes
 from hetpipe.layers.shards.sums import Group
 from hetpipe.layers.split import TensorSpec
 from hetpipe.processes.whereabouts import waiting
@@ -55,8 +56,8 @@ class Side(NamedTuple):
         if self.group is None or not numel:
             return
         own, size = len(self.peers), self.size(numel)
-        numbers = buffer[self.first * size : (self.first + own) * size].view(torch.uint8)  # gloo does not know every type
-        torch.cat(self.group.gather(numbers), out=buffer[: self.pieces * size].view(torch.uint8))
+        pieces = self.group.gather(buffer[self.first * size : (self.first + own) * size])
+        torch.cat([as_bytes(piece) for piece in pieces], out=as_bytes(buffer[: self.pieces * size]))
 
 
 class Room:

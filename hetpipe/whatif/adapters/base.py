@@ -4,21 +4,22 @@
   one that computes in float32 holds float32 (`NumberTypes.holds`).
 - nf4: four bits a number in blocks of 64, each with a scale of one byte, which have scales of float32 in blocks of 256
   (Dettmers et al. 2023, "QLoRA", section 3: double quantisation; the blocks are bitsandbytes' defaults).
-- int8: a byte a number, and a scale of float32 for each row, which gives one output (Dettmers et al. 2022, "LLM.int8()",
+- int8 and fp8: a byte a number, and a scale of float32 for each row, which gives one output (Dettmers et al. 2022, "LLM.int8()",
   section 2.1).
 
-nf4 and int8 hold the linear matrices of layers so; embedding, head and norms are held as with bf16. Before each product, forward
-and backward, a matrix is made of what is held, in what the device computes in, and is gone after it."""
+nf4, fp8 and int8 hold the linear matrices of layers so; embedding, head and norms are held as with bf16. Before each product,
+forward and backward, a matrix is made of what is held, in what the device computes in, and is gone after it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from hetpipe.documents.number_types import BYTES, TYPE_OF, Frozen, NumberTypes, Precision
+from hetpipe.documents.sections.adapter import FewBits
 from hetpipe.hf.sizes import Matrix
 
-Base = Literal["as-is", "bf16", "int8", "nf4"]
-QUANTISED = ("int8", "nf4")
+Base = Literal["as-is", "bf16", FewBits]
+QUANTISED = get_args(FewBits)
 NF4_BLOCK, NF4_SCALES = 64, 256  # numbers of a block; scales of a block of scales
 SCALE_BYTES = 4  # of float32
 
@@ -35,7 +36,7 @@ def matrix_bytes(matrix: Matrix, base: Base, built: Frozen, precision: Precision
     if base == "nf4":
         scales = -(-n // NF4_BLOCK)
         return -(-n // 2) + scales + SCALE_BYTES * -(-scales // NF4_SCALES)
-    if base == "int8":
+    if base in ("fp8", "int8"):
         return n + SCALE_BYTES * matrix.outputs
     return n * held_bytes(base, built, precision)
 
