@@ -32,10 +32,10 @@ CLUSTER = {
 }
 JOB = {
     "format": "hetpipe.job/1",
-    "model": {"name": "mlp", "args": {"layers": 8, "width": 256, "inputs": 64, "outputs": 4}},
-    "data": {"name": "random_classification", "args": {"samples": 500, "inputs": 64, "classes": 4}},
+    "model": {"name": "mlp", "args": {"layers": 8, "width": 128, "inputs": 64, "outputs": 4}},
+    "data": {"name": "random_classification", "args": {"samples": 1000, "inputs": 64, "classes": 4}},
     "cluster": "cluster.yaml",
-    "train": {"global_batch": 48, "dtype": "float64", "optimizer": {"name": "AdamW", "lr": 0.001}},
+    "train": {"global_batch": 96, "dtype": "float64", "optimizer": {"name": "AdamW", "lr": 0.001}},
     "checkpoint": {"folder": "saved", "every_steps": 100},
     "elastic": {},
     "log": {"folder": "log", "every_steps": 1},
@@ -95,8 +95,14 @@ class Run:
 
     def _note(self, host: str, agent: subprocess.Popen[str]) -> None:
         assert agent.stdout is not None
-        for text in agent.stdout:
-            self.lines.append(Line(time.monotonic(), host, text.rstrip()))
+        with (self.folder / "output").open("a", buffering=1) as file:
+            for text in agent.stdout:
+                self.lines.append(Line(time.monotonic(), host, text.rstrip()))
+                file.write(f"{time.strftime('%H:%M:%S')} {host}: {text}")
+
+    def fault(self, said: str) -> RuntimeError:
+        """Where all that the hosts have said can be read."""
+        return RuntimeError(f"{said}: see {self.folder}/output")
 
     def records(self) -> list[dict[str, Any]]:
         """The steps in its log. (A line about a device that has become slower is of none.)"""
@@ -115,7 +121,7 @@ class Run:
         deadline = time.monotonic() + LIMIT_SECONDS
         while self.step() < step:
             if time.monotonic() > deadline or all(agent.poll() is not None for agent in self.agents.values()):
-                raise RuntimeError("\n".join(f"{line.host}: {line.text}" for line in self.lines[-60:]))
+                raise self.fault(f"step {step} does not come")
             time.sleep(0.05)
         return time.monotonic()
 
@@ -141,7 +147,7 @@ class Run:
         """Wait for all agents, which end well."""
         for name, agent in self.agents.items():
             if agent.wait(LIMIT_SECONDS) != 0:
-                raise RuntimeError(f"{name}: " + "\n".join(f"{line.host}: {line.text}" for line in self.lines[-60:]))
+                raise self.fault(f"host {name} ended with {agent.returncode}")
 
     def stop(self) -> None:
         """Tell all agents to stop, and wait until they have."""
@@ -150,9 +156,15 @@ class Run:
         for agent in self.agents.values():
             agent.wait(LIMIT_SECONDS)
 
+    def switch_off(self, host: str) -> None:
+        """Kill the agent of a host and its ranks, which are no longer in its process group."""
+        agent = self.agents[host]
+        if agent.poll() is None:
+            for process in (*self.ranks(host), agent.pid):
+                os.kill(process, signal.SIGKILL)
+            agent.wait()
+
     def end(self) -> None:
         """End what is left."""
-        for agent in self.agents.values():
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
+        for host in self.agents:
+            self.switch_off(host)

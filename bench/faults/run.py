@@ -51,7 +51,7 @@ def lost(run: Run, what: str, began: float, step: int, ended: str) -> Lost:
     deadline = time.monotonic() + 240
     while len(run.records()) <= seen + (1 if ended == STOPPED else 0) or not run.said("resuming from", began):
         if time.monotonic() > deadline:
-            raise RuntimeError("\n".join(f"{line.host}: {line.text}" for line in run.lines[-60:]))
+            raise run.fault(f"{what}, and nobody goes on")
         if ended == STOPPED:
             run.start_those_that_ended(ENDLESS)
         time.sleep(0.05)
@@ -90,7 +90,7 @@ def disturbed(run: Run, switch: str) -> list[Lost]:
     found.append(lost(run, "the rank of c is killed", began, step, FAILED))
     run.reach(run.step() + BETWEEN)
     began, step = time.monotonic(), run.step()
-    os.killpg(run.agents["d"].pid, signal.SIGKILL)
+    run.switch_off("d")
     found.append(lost(run, "host d is switched off", began, step, FAILED))
     run.reach(run.step() + BETWEEN)
     began, step = time.monotonic(), run.step()
