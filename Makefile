@@ -37,7 +37,7 @@ setup: $(STAMP)
 $(STAMP): setup.py constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(shell grep '^torch==' constraints.txt)
-	$(PIP) -e '.[test,viz,loggers,hf,lora,text,pipes,trainers]'
+	$(PIP) -e '.[test,viz,loggers,hf,lora,text,diffusion,pipes,trainers]'
 	-$(PY) -c 'from hetpipe.partitioners import auto; auto.ready()'
 	touch $@
 

@@ -2,8 +2,8 @@
 
 Measure (`profile_model`), plan (`make_plan`; `make_front` over a catalogue), predict (`simulate`), train (`Trainer`,
 or `wrap` for one's own loop, with `save_checkpoint` and `load_checkpoint`; `auto` measures, plans and wraps;
-`adapt` adds matrices of low rank; `fused_cross_entropy` is the loss of large vocabularies), and use what was trained
-(`load_weights`, `export_weights`).
+`chain` cuts a model whose forward calls blocks; `adapt` adds matrices of low rank; `fused_cross_entropy` is the loss of
+large vocabularies), and use what was trained (`load_weights`, `export_weights`).
 Each name is imported when it is first used, so that planning and simulating need no torch.
 """
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hetpipe.layers.adapters.adapt import adapt
     from hetpipe.layers.adapters.names import library_names
     from hetpipe.layers.losses.fused import fused_accuracy, fused_cross_entropy
+    from hetpipe.layers.replay.chain import chain
     from hetpipe.measuring.profiler import profile_model
     from hetpipe.planning.pareto import make_front
     from hetpipe.planning.partition import PartitionError
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "adapt",
     "auto",
+    "chain",
     "export_weights",
     "fused_accuracy",
     "fused_cross_entropy",
@@ -92,6 +94,7 @@ _HOMES = {
     "UnusedRank": "hetpipe.training.own.auto",
     "adapt": "hetpipe.layers.adapters.adapt",
     "auto": "hetpipe.training.own.auto",
+    "chain": "hetpipe.layers.replay.chain",
     "export_weights": "hetpipe.hf.exports.export",
     "fused_accuracy": "hetpipe.layers.losses.fused",
     "fused_cross_entropy": "hetpipe.layers.losses.fused",

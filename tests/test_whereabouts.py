@@ -49,6 +49,8 @@ def test_a_task_comes_before_all_else_and_what_an_error_ended_stays_said() -> No
 def test_how_long_it_has_been_seen_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("hetpipe.processes.whereabouts._seen", (None, 0.0))
+    assert now() == ("", False, 0.0), "the first look: nothing is known of the time before"
     with during("fetching samples of step 7"):
         assert now().seconds == 0.0
         clock[0] += 30.0

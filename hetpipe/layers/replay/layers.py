@@ -1,0 +1,101 @@
+"""The layers of a chain, which run the model's own forward: outputs and gradients are the model's own bits.
+
+Between layers there are the tensors of `Anatomy.tracks`: [b, …] each, and [b, 0, …] where only the shape is of use. What has no
+samples in the model goes as [b, …], the same for each, of which the first is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.model import Tensors, as_tuple, as_value
+from hetpipe.layers.replay.anatomy import Anatomy, Input, Made, Source
+from hetpipe.layers.replay.flow import tensors_in
+from hetpipe.layers.replay.given import Given
+from hetpipe.layers.replay.skeleton import Skeleton, Stop, helpers_of
+
+
+class Replayed(nn.Module):
+    """A layer: it holds the modules that it calls, and the parameters of the model itself that it uses, and runs the rest of the
+    model around them."""
+
+    def __init__(self, model: nn.Module, skeleton: Skeleton, anatomy: Anatomy, given: Given, number: int) -> None:
+        super().__init__()
+        self.number = number
+        vars(self).update(skeleton=skeleton, anatomy=anatomy, given=given)
+        self.paths = {_own_name(path, anatomy): path for path in anatomy.modules(number)}
+        self.helpers = {f"shared_{path.replace('.', '_')}": path for path in helpers_of(model) if path in skeleton.helpers}
+        for own, path in {**self.paths, **self.helpers}.items():
+            self.add_module(own, model.get_submodule(path))
+        self.tables = {name.replace(".", "_"): name for name in anatomy.parameters(number)}
+        for own, name in self.tables.items():
+            self.register_parameter(own, model.get_parameter(name))
+
+    def forward(self, given: Tensors) -> Tensors:
+        """What crosses the boundary before it, to what crosses the one behind it; the last gives what the model returns."""
+        anatomy: Anatomy = vars(self)["anatomy"]
+        number, tensors = self.number, as_tuple(given)
+        have = self._taken(tensors)
+        own = anatomy.span(number)
+        like = next(tensor for tensor in tensors if tensor.is_floating_point())
+        calls = iter(range(len(anatomy.calls)))
+
+        def act(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            call = next(calls, None)
+            if call is None or anatomy.calls[call].path != path:
+                raise InputError(f"layer {number}: {path!r} is called in another order than when the model was cut")
+            output = anatomy.calls[call].output
+            assert output is not None
+            if call < own.start:
+                return output.holding([have[Made(call, leaf)] for leaf in range(len(output.shapes))])
+            if call >= own.stop:
+                raise Stop
+            value = self._modules[_own_name(path, anatomy)](*args, **kwargs)  # type: ignore[misc]
+            have.update({Made(call, leaf): tensor for leaf, tensor in enumerate(tensors_in(value))})
+            return value
+
+        inputs = [have[Input(at)] for at in range(anatomy.inputs)]
+        parameters = {name: getattr(self, table) for table, name in self.tables.items()}
+        helpers = {path: self.get_submodule(name) for name, path in self.helpers.items()}
+        skeleton: Skeleton = vars(self)["skeleton"]
+        with skeleton.lent(like, parameters, helpers):
+            value = skeleton.run(act, vars(self)["given"].arguments(inputs))
+        if number == len(anatomy.names) - 1:
+            return as_value(tensors_in(value))
+        return self._given_on(have, len(tensors[0]))
+
+    def _taken(self, tensors: Sequence[Tensor]) -> dict[Source, Tensor]:
+        """What was made by the layers before, as far as it was carried; else a tensor of its shape."""
+        anatomy: Anatomy = vars(self)["anatomy"]
+        have = dict[Source, Tensor]()
+        for (source, hollow), tensor in zip(anatomy.tracks(self.number), tensors, strict=True):
+            found = tensor.new_zeros(()).expand(tensor.shape[:1] + tensor.shape[2:]) if hollow else tensor
+            have[source] = found[0] if anatomy.is_alone(source) else found
+        for call in range(anatomy.begins[self.number]):
+            output = anatomy.calls[call].output
+            assert output is not None
+            for leaf in range(len(output.shapes)):
+                if Made(call, leaf) not in have:
+                    like = anatomy.shaped_like(self.number, Made(call, leaf))
+                    assert like is not None
+                    have[Made(call, leaf)] = have[like].new_zeros(()).expand(have[like].shape)
+        return have
+
+    def _given_on(self, have: Mapping[Source, Tensor], samples: int) -> Tensors:
+        anatomy: Anatomy = vars(self)["anatomy"]
+        found = list[Tensor]()
+        for source, hollow in anatomy.tracks(self.number + 1):
+            tensor = have[source]
+            if anatomy.is_alone(source):
+                tensor = tensor.expand(samples, *tensor.shape)
+            found.append(tensor.new_empty((len(tensor), 0, *tensor.shape[1:])) if hollow else tensor)
+        return as_value(found)
+
+
+def _own_name(path: str, anatomy: Anatomy) -> str:
+    """What a layer calls a module of its own."""
+    return "block" if anatomy.lists[path] else path.replace(".", "_")

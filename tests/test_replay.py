@@ -1,0 +1,189 @@
+"""Transformers of diffusers as chains: outputs and gradients are the model's own bits."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetpipe.files.messages import InputError
+from hetpipe.layers.replay.chain import chain, chain_of
+from hetpipe.layers.replay.flow import Flow, tensors_in
+from hetpipe.layers.replay.layers import Replayed
+from tests.support.diffusers import CASES, made
+from tests.support.ranks import cluster_of, run_ranks
+from tests.support.replayed import Apart, three_beside_one
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers
+REFUSED = ("DiT",)  # its last layer asks the first block's embedding again
+IN_ENGINES = ("Flux", "Wan", "QwenImage", "SD3", "LTX", "HunyuanVideo")
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def squares(outputs: Any) -> Tensor:
+    return torch.stack([(output**2).mean() for output in tensors_in(outputs)]).sum()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CASES if kind not in REFUSED])
+def test_a_chain_gives_the_models_own_bits(kind: str) -> None:
+    """Gradients, too, but for sums that come in another order where a tensor is used in several layers."""
+    model, inputs = made(kind, 3)
+    truth = model(**inputs)
+    squares(truth).backward()
+    wanted = gradients(model)
+    model.zero_grad()
+    layers, given = chain_of(model, inputs)
+    found = layers(given.tensors(inputs))
+    squares(found).backward()
+    assert all(map(torch.equal, tensors_in(found), tensors_in(truth)))
+    own, largest = gradients(model), max(float(gradient.abs().max()) for gradient in wanted.values())
+    assert own.keys() == wanted.keys()
+    assert max(float((own[name] - wanted[name]).abs().max()) for name in wanted) <= 1e-6 * largest
+    blocks = [layer for layer in layers if isinstance(layer, Replayed) and "block" in layer.paths]
+    assert len(blocks) == len(layers) - 2
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_chain_takes_other_numbers_of_samples_than_it_was_cut_with(samples: int) -> None:
+    model, inputs = made("Wan", 3)
+    layers, _ = chain_of(model, inputs)
+    more = {name: value[:1].repeat(samples, *[1] * (value.ndim - 1)) for name, value in inputs.items() if name != "return_dict"}
+    assert torch.equal(layers(tuple(more.values())), model(**more, return_dict=False)[0])
+
+
+def test_a_chain_takes_other_shapes_than_it_was_cut_with() -> None:
+    """A wide picture and a longer text."""
+    model, inputs = made("Wan", 3)
+    layers, _ = chain_of(model, inputs)
+    other = {**inputs, "hidden_states": torch.randn(3, 4, 1, 4, 12), "encoder_hidden_states": torch.randn(3, 9, 16)}
+    found = layers((other["hidden_states"], other["encoder_hidden_states"], other["timestep"]))
+    assert torch.equal(found, model(**other)[0])
+
+
+@functools.cache
+def steps() -> list[dict[str, Apart]]:
+    """Of each rank: three of replica 0, and a whole one."""
+    found: list[dict[str, Apart]] = run_ranks(each_kind, cluster_of(3, 1))
+    return found
+
+
+def each_kind(world: Any) -> dict[str, Apart]:
+    return {kind: three_beside_one(world, kind, adapted=True, double=True) for kind in IN_ENGINES}
+
+
+@pytest.mark.parametrize("kind", IN_ENGINES)
+def test_three_stages_beside_a_whole_replica_train_adapters_as_one_device(kind: str) -> None:
+    assert max(rank[kind].loss for rank in steps()) < 1e-10
+    assert max(rank[kind].gradients for rank in steps()) < 1e-9
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+class Net(nn.Module):
+    """Blocks in a row, with what `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        if how == "idle":
+            self.idle = nn.Linear(2, 2)
+        if how == "twice":
+            self.again = self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        skips = list[Tensor]()
+        for number, block in enumerate(self.blocks):
+            if self.how == "skipped" and number == 2:
+                continue
+            if self.how == "U" and number >= 2:
+                x = x + skips.pop()
+            x = block(x)
+            skips += [x] * (number < 2)
+            if self.how == "turned" and number == 1:
+                x = x.transpose(0, 1)
+        if self.how == "outside":
+            x = x * self.get_parameter("blocks.0.linear.bias")
+        found: Tensor = self.last(x)
+        return found
+
+
+def test_a_net_with_connections_that_skip_blocks() -> None:
+    torch.manual_seed(0)
+    net, x = Net("U"), torch.randn(3, 5, 4)
+    layers, given = chain_of(net, {"x": x})
+    assert torch.equal(layers(given.tensors({"x": x})), net(x))
+    carried = [layers[:count](x) for count in range(1, 6)]
+    assert [sum(t.numel() > 0 for t in tensors_in(each)) for each in carried] == [1, 1, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("idle", "nothing is computed of 'idle.weight'"),
+        ("twice", "'again' is 'first', too"),
+        ("skipped", r"'blocks\.2' is not called"),
+        ("outside", r"'blocks\.0\.linear\.bias' is used outside of its module, too"),
+        ("turned", "samples are not in its first dimension"),
+    ],
+)
+def test_what_is_no_chain_is_refused_with_the_reason(how: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        chain_of(Net(how), {"x": torch.randn(3, 5, 4)})
+
+
+class Counting(nn.Module):
+    """Its forward is another each time that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.runs = nn.ModuleList([Block(), Block()]), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        for block in self.blocks:
+            x = block(x) * self.runs
+        return x
+
+
+def test_a_chain_that_computes_something_else_is_refused() -> None:
+    x = {"x": torch.randn(3, 5, 4)}
+    layers, tensors = chain(Net("plain"), x)
+    assert layers(tensors(x)).shape == (3, 5, 2)
+    with pytest.raises(InputError, match="Counting cannot be cut into layers: output 0 would differ by"):
+        chain(Counting(), x)
+
+
+def test_what_a_tensor_is_computed_of() -> None:
+    with torch.no_grad():
+        a, b, c = torch.ones(3), torch.ones(3), torch.ones(3)
+        with Flow() as flow:
+            for name, tensor in (("a", a), ("b", b), ("c", c)):
+                flow.begins(tensor, name)
+            whole = torch.zeros(2, 3)
+            whole[0] = a * 2
+            view = whole.view(-1)
+            whole[1].copy_(b)
+            other = torch.cat([c, c])
+            assert flow.sources([view]) == {"a", "b"}
+            assert flow.sources([other]) == {"c"}
+            assert not flow.looked_at
+            if bool((b > 0).all()):
+                assert flow.looked_at == {"b"}
+            c.tolist()
+        assert flow.looked_at == {"b", "c"}
