@@ -101,7 +101,7 @@ setup(
         "hf": ["transformers>=5"],
         "lora": ["transformers>=5", "peft>=0.18", "bitsandbytes>=0.49"],
         "text": ["transformers>=5", "jinja2>=3.1", "datasets>=3"],
-        "diffusion": ["diffusers>=0.36"],
+        "diffusion": ["diffusers>=0.36", "accelerate>=1"],
         "pipes": ["fairscale==0.4.13", "torchgpipe==0.0.7"],
         "docs": ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=1.0"],
         "trainers": ["accelerate>=1.15", "lightning>=2.6", "transformers>=5", "trl>=1.16"],

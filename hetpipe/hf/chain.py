@@ -27,7 +27,7 @@ from hetpipe.files.messages import InputError
 from hetpipe.hf.folder import WeightFolder
 from hetpipe.hf.stored import StoredTensors
 from hetpipe.layers.adapters.names import names_in
-from hetpipe.layers.transforms import tensors_of, uncompiled_name
+from hetpipe.layers.transforms import tensors_of, without_wrappers
 from hetpipe.layers.untouched.kept import Fixed
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class HFLayer(nn.Module):
 
     def buffer_type(self, name: str, held: torch.dtype) -> torch.dtype:
         """As `from_pretrained(dtype=held)` has it: rotary frequencies, say, in float32 whatever the parameters are."""
-        return self.origin.buffer_types(held).get(self.library_names.get(_without_wrappers(name), ""), held)
+        return self.origin.buffer_types(held).get(self.library_names.get(without_wrappers(name), ""), held)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HFLayer:
         """What `to`, `float`, `half`, … do: where they change the parameters' type, buffers are of what it says above."""
@@ -81,7 +81,7 @@ class HFLayer(nn.Module):
 
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
         """These tensors, read from the folder, or drawn. InputError for those that the model of transformers does not have."""
-        wanted = {own: self.library_names.get(_without_wrappers(own), "") for own in names}
+        wanted = {own: self.library_names.get(without_wrappers(own), "") for own in names}
         strange = [own for own, hf in wanted.items() if not hf]
         if strange:
             raise InputError(
@@ -91,15 +91,6 @@ class HFLayer(nn.Module):
                 "module in it must be its 'base_layer'. Or wrap after hetpipe.layers.weights.materialise(layers)"
             )
         return self.origin.values(wanted)
-
-
-def _without_wrappers(name: str) -> str:
-    """A tensor's name before peft wrapped its module, or copied it, and torch.compile the module's."""
-    parts = uncompiled_name(name).split(".")
-    if "modules_to_save" in parts[:-1]:  # of which each adapter has a copy
-        at = parts.index("modules_to_save")
-        del parts[at : at + 2]
-    return ".".join(part for part in parts if part not in ("base_layer", "original_module"))
 
 
 class Origin(Fixed):

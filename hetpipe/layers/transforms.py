@@ -151,6 +151,15 @@ def uncompiled_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
+def without_wrappers(name: str) -> str:
+    """A tensor's name before peft wrapped its module, or copied it, and torch.compile the module's."""
+    parts = uncompiled_name(name).split(".")
+    if "modules_to_save" in parts[:-1]:  # of which each adapter has a copy
+        at = parts.index("modules_to_save")
+        del parts[at : at + 2]
+    return ".".join(part for part in parts if part not in ("base_layer", "original_module"))
+
+
 def written_names(module: nn.Module) -> Callable[[str], str]:
     """A function from the name of a tensor of this layer, or chain of layers, to its name in the model as it was written."""
     lineages = {name: lineage_of(layer) for name, layer in module._modules.items() if layer is not None}

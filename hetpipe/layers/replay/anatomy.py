@@ -1,5 +1,5 @@
 """Which modules of a model are called when, which of them form a layer of the chain, and what must be carried from layer to
-layer: seen in runs of the model's own forward on a few samples."""
+layer: seen in runs of the model's own forward on tensors without values."""
 
 from __future__ import annotations
 
@@ -84,15 +84,14 @@ class Called(Fixed):
 @dataclass(frozen=True, eq=False)
 class Anatomy(Fixed):
     """Calls in their order, of which each layer of the chain has those from one of `begins` to the next; `names`: of the layers.
-    `lists`: path of a module → the path of the list of blocks that it is in, if any. `looked_at`, `of_output`: sources. `inputs`:
-    how many tensors the chain is given."""
+    `lists`: path of a module → the path of the list of blocks that it is in, if any. `of_output`: sources. `inputs`: how
+    many tensors the chain is given."""
 
     calls: tuple[Called, ...]
     lists: Mapping[str, str | None]
     begins: tuple[int, ...]
     names: tuple[str, ...]
     inputs: int
-    looked_at: Sources
     of_output: Sources
     _tracks: dict[int, tuple[Track, ...]] = field(default_factory=dict)
 
@@ -104,7 +103,7 @@ class Anatomy(Fixed):
     @cached_property
     def needed(self) -> tuple[frozenset[Source], ...]:
         """Of which sources in layers before each layer, and those behind it, compute."""
-        found, needed = list[frozenset[Source]](), self.of_output | self.looked_at
+        found, needed = list[frozenset[Source]](), self.of_output
         for layer in reversed(range(len(self.names))):
             needed = needed.union(*(self.calls[call].of for call in self.span(layer)))
             first = self.begins[layer]
@@ -258,7 +257,7 @@ def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Te
     if missing:
         raise InputError(f"{_kind(model)} cannot be cut into layers: {missing[0]!r} is not called")
     begins, names = _layers([(call.path, lists[call.path]) for call in calls])
-    return Anatomy(tuple(calls), lists, begins, names, len(tensors), flow.looked_at, of_output)
+    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output)
 
 
 @contextmanager

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, one_line
+from hetpipe.files.tensors import TensorFiles
 from hetpipe.layers.adapters.names import names_in
-from hetpipe.layers.replay.anatomy import anatomy_of
+from hetpipe.layers.replay.anatomy import Anatomy, anatomy_of
 from hetpipe.layers.replay.compare import check_alike
 from hetpipe.layers.replay.given import Given
 from hetpipe.layers.replay.layers import Replayed
-from hetpipe.layers.replay.skeleton import Skeleton
+from hetpipe.layers.replay.skeleton import Skeleton, without_values
+from hetpipe.layers.replay.values import Values, files_of
+from hetpipe.layers.untouched.fakes import fake_tensors
 
 
 def chain(
-    model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] = ()
+    model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] = (), weights: str | Path | None = None
 ) -> tuple[nn.Sequential, Callable[[Mapping[str, Any]], tuple[Tensor, ...]]]:
     """A model as a chain of layers, for `wrap` and `auto`: its blocks (the members of its nn.ModuleLists), one after the other,
     "embed" before them and "head" behind. Each layer holds the model's own modules, and runs the model's own forward with the
@@ -27,9 +32,12 @@ def chain(
 
     Args:
         model: one whose forward calls each block once. Its samples are in the first dimension of all that modules return.
-        inputs: its arguments by name, of a few samples: the model runs with them, forward and backward, and so does the chain.
-            Tensors [samples, …], lists with an entry for each sample, and other values, which stay the same in all calls.
-        alone: names of tensors that have no samples, though their first dimension is as long as a sample's.
+        inputs: its arguments by name, of a few samples: tensors [samples, …], lists with an entry for each sample, and other
+            values, which stay the same in all calls. The model runs with them, forward and backward, and so does the chain,
+            unless parameters are on the meta device.
+        alone: names of tensors that have no samples, though their first dimension is as long as the batch.
+        weights: a folder of safetensors with the model's own names, such as diffusers' `save_pretrained` writes. Parameters on
+            the meta device are read from there, by each rank those of its own layers.
 
     Returns:
         the chain, which takes a tuple of tensors [samples, …] and gives the tensors that the model returns; and a function that
@@ -38,23 +46,23 @@ def chain(
     Raises:
         InputError: the model is no chain, and why; or the chain computes something else.
     """
-    layers, given = chain_of(model, inputs, alone)
-    check_alike(model, layers, inputs, given.tensors(inputs))
+    layers, given = chain_of(model, inputs, alone, files_of(model, Path(weights)) if weights is not None else None)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        check_alike(model, layers, inputs, given.tensors(inputs))
     return layers, given.tensors
 
 
-def chain_of(model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] = ()) -> tuple[nn.Sequential, Given]:
+def chain_of(
+    model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] = (), files: TensorFiles | None = None
+) -> tuple[nn.Sequential, Given]:
     """A model as a chain, and how the chain's tensors are made of what the model is called with. The layers hold the model's own
-    modules. `inputs`: of a few samples, by which its forward is looked at; `alone`: those of them that have no samples.
-    InputError says why it is no chain."""
-    samples = _samples(inputs, alone)
-    given = Given(inputs, samples, alone)
-    tensors = given.tensors(inputs)
-    more = tuple(torch.cat([tensor, tensor[:1]]) for tensor in tensors)
-    anatomy = anatomy_of(model, [_run_of(given, each) for each in (tensors, more)])
+    modules. InputError says why it is no chain."""
+    given = Given(inputs, _samples(inputs, alone), alone)
+    anatomy = _looked_at(model, given, given.tensors(inputs))
     skeleton = Skeleton(model, list(anatomy.lists))
+    source = Values(files, type(model).__name__) if files is not None else None
     layers = OrderedDict[str, nn.Module](
-        (name, Replayed(model, skeleton, anatomy, given, at)) for at, name in enumerate(anatomy.names)
+        (name, Replayed(model, skeleton, anatomy, given, at, source)) for at, name in enumerate(anatomy.names)
     )
     names = names_in(model)
     for layer in layers.values():
@@ -67,10 +75,38 @@ def chain_of(model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] =
     return found, given
 
 
-def _run_of(given: Given, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Any]]:
-    """Tensors, and a call with these very tensors."""
-    own = [tensor.clone() for tensor in tensors]
-    return own, given.arguments(own)
+def _looked_at(model: nn.Module, given: Given, tensors: Sequence[Tensor]) -> Anatomy:
+    """The model's anatomy, by its forward on tensors without values, of as many samples and of one more."""
+    copied, kind = without_values(model), type(model).__name__
+    try:
+        with fake_tensors():
+            _fill(copied)
+            runs = []
+            for count in (len(tensors[0]), len(tensors[0]) + 1):
+                own = [torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors]
+                runs.append((own, given.arguments(own)))
+            return anatomy_of(copied, runs)
+    except InputError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        raise InputError(
+            f"{kind} cannot be cut into layers: its forward asks for the values of tensors, by which it chooses shapes, or what "
+            "to do"
+        ) from None
+    except Exception as error:  # whatever the model says
+        raise InputError(f"{kind} does not run with such inputs: {one_line(error)}") from error
+
+
+def _fill(model: nn.Module) -> None:
+    """Give it parameters that can be computed with."""
+    made = dict[int, Tensor]()
+    for module in model.modules():
+        for held in (vars(module)["_parameters"], vars(module)["_buffers"]):
+            for name, tensor in held.items():
+                if tensor is not None and tensor.is_meta:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    new = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+                    held[name] = made.setdefault(id(tensor), new)
 
 
 def _samples(inputs: Mapping[str, Any], alone: Sequence[str]) -> int:

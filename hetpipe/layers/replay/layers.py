@@ -6,7 +6,7 @@ samples in the model goes as [b, …], the same for each, of which the first is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,16 +17,22 @@ from hetpipe.layers.replay.anatomy import Anatomy, Input, Made, Source
 from hetpipe.layers.replay.flow import tensors_in
 from hetpipe.layers.replay.given import Given
 from hetpipe.layers.replay.skeleton import Skeleton, Stop, helpers_of
+from hetpipe.layers.replay.values import Values
+from hetpipe.layers.transforms import without_wrappers
 
 
 class Replayed(nn.Module):
     """A layer: it holds the modules that it calls, and the parameters of the model itself that it uses, and runs the rest of the
     model around them."""
 
-    def __init__(self, model: nn.Module, skeleton: Skeleton, anatomy: Anatomy, given: Given, number: int) -> None:
+    library_names: dict[str, str]
+
+    def __init__(
+        self, model: nn.Module, skeleton: Skeleton, anatomy: Anatomy, given: Given, number: int, source: Values | None = None
+    ) -> None:
         super().__init__()
         self.number = number
-        vars(self).update(skeleton=skeleton, anatomy=anatomy, given=given)
+        vars(self).update(skeleton=skeleton, anatomy=anatomy, given=given, source=source)
         self.paths = {_own_name(path, anatomy): path for path in anatomy.modules(number)}
         self.helpers = {f"shared_{path.replace('.', '_')}": path for path in helpers_of(model) if path in skeleton.helpers}
         for own, path in {**self.paths, **self.helpers}.items():
@@ -34,6 +40,19 @@ class Replayed(nn.Module):
         self.tables = {name.replace(".", "_"): name for name in anatomy.parameters(number)}
         for own, name in self.tables.items():
             self.register_parameter(own, model.get_parameter(name))
+
+    @property
+    def base_digest(self) -> str | None:
+        """Of what its values are read from, if they are."""
+        source: Values | None = vars(self)["source"]
+        return source.digest if source is not None else None
+
+    def values(self, names: Collection[str]) -> dict[str, Tensor]:
+        """These tensors, read from the model's folder. InputError where there is none."""
+        source: Values | None = vars(self)["source"]
+        if source is None:
+            raise InputError(f"layer {self.number} is on the meta device: give hetpipe.chain the folder of its weights")
+        return source.read(str(self.number), {own: self.library_names.get(without_wrappers(own)) for own in names})
 
     def forward(self, given: Tensors) -> Tensors:
         """What crosses the boundary before it, to what crosses the one behind it; the last gives what the model returns."""

@@ -45,19 +45,19 @@ class LeftOut(nn.Module, Fixed):
         return self.turn.act(self.path, args, kwargs)
 
 
+def without_values(model: nn.Module) -> nn.Module:
+    """A copy whose parameters are on the meta device."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
 class Skeleton(Fixed):
     """The model without the modules at these paths, of which a process has one: it is lent to the layers of the chain one after
     the other. Its parameters have no values."""
 
     def __init__(self, model: nn.Module, paths: list[str]) -> None:
         self.turn, self.is_lent = _Turn(), False
-        memo: dict[int, Any] = {}
-        for parameter in model.parameters():
-            memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-        for path in paths:
-            for buffer in model.get_submodule(path).buffers():
-                memo[id(buffer)] = buffer.to("meta")
-        self.model = copy.deepcopy(model, memo).eval()
+        self.model = without_values(model).eval()
         self.left_out = list[LeftOut]()
         for path in paths:
             owner, _, name = path.rpartition(".")
