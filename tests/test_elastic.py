@@ -132,6 +132,32 @@ def test_devices_that_were_lost_are_tried_again_after_the_next_checkpoint(
     assert result.losses == pytest.approx(truth[result.first_step :], rel=1e-8)
 
 
+def test_a_device_that_is_lost_twice_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, started, ends = elastic(tmp_path, TWO_AND_WHOLE, join=True), list[tuple[int, bool]](), ["lost", "join", "lost", "end"]
+
+    def start(program: Any, arguments: Any, devices: Sequence[Any], how: launch.Elastic) -> str:
+        started.append((len(devices), how.join))
+        ending = ends[len(started) - 1]
+        if ending == "lost":
+            raise RankFailure("n0/2 is gone", None, "", ["n0/2"])
+        if ending == "join":
+            raise launch.Rejoin
+        return ending
+
+    monkeypatch.setattr("hetpipe.training.start._start", start)
+    assert train_everywhere(job, train_rank) == "end"
+    assert started == [(3, False), (2, True), (3, False), (2, False)]
+
+
+def test_a_device_whose_process_stands_still_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not end; the others find out when a message does not come in time."""
+    monkeypatch.setenv("HETPIPE_TIMEOUT_SECONDS", "6")
+    job = elastic(tmp_path, TWO_AND_WHOLE, how="stop once")
+    result = end(job)
+    assert result.first_step == 3
+    assert result.losses == pytest.approx(reference(tmp_path / "job.yaml", "model.args.only_rank=9").losses[3:], rel=1e-9)
+
+
 def test_a_job_that_cannot_go_on_from_anywhere_is_refused(tmp_path: Path) -> None:
     file = Folder(tmp_path).ready()
     with pytest.raises(InputError, match=r"from what is in its folder of checkpoints, but the job saves none"):

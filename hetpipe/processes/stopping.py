@@ -17,11 +17,12 @@ class RunError(RuntimeError):
 
 class RunStopped(BaseException):
     """A run ended because signal `number` asked for it, after `step` (None: before its first). `resume` says what it goes on
-    from; empty: nothing is saved. Like KeyboardInterrupt it is nothing that `except Exception` means."""
+    from; empty: nothing is saved. `lost`: which rank was lost meanwhile, so that nobody says after which step. Like
+    KeyboardInterrupt it is nothing that `except Exception` means."""
 
-    def __init__(self, number: int, step: int | None = None, resume: str = "") -> None:
-        super().__init__(number, step, resume)
-        self.number, self.step, self.resume = number, step, resume
+    def __init__(self, number: int, step: int | None = None, resume: str = "", lost: str = "") -> None:
+        super().__init__(number, step, resume, lost)
+        self.number, self.step, self.resume, self.lost = number, step, resume, lost
 
     @property
     def exit_code(self) -> int:
@@ -30,9 +31,11 @@ class RunStopped(BaseException):
 
     def by(self, number: int) -> RunStopped:
         """The same, asked for by another signal."""
-        return RunStopped(number, self.step, self.resume)
+        return RunStopped(number, self.step, self.resume, self.lost)
 
     def __str__(self) -> str:
+        if self.lost:
+            return f"stopped by {signal.Signals(self.number).name}; {self.lost}"
         when = f"after step {self.step}" if self.step is not None else "before the first step"
         return f"stopped by {signal.Signals(self.number).name} {when}"
 

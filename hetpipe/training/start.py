@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hetpipe.checkpoints.kept import salvage
+from hetpipe.checkpoints.stores.store import name_of
 from hetpipe.documents.cluster import Cluster, Device
 from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
@@ -24,6 +26,7 @@ from hetpipe.processes.progress import say, warn
 from hetpipe.processes.ranks.launch import Elastic, Rejoin, start_ranks
 from hetpipe.processes.ranks.preload import modules_of
 from hetpipe.processes.ranks.report import RankFailure
+from hetpipe.processes.stopping import RunStopped
 from hetpipe.runtime.backends import check_backend, check_cluster, drives_a_replica, load_library, processes
 from hetpipe.training.runlog import TrainResult
 from hetpipe.training.session import Request, obtain_profile, open_session, prepare
@@ -53,10 +56,15 @@ def _start_again(program: Callable[..., Any], job: Job, section: ElasticSection)
     while True:
         kept = [device for device in cluster.devices if device not in lost]
         try:
-            return _start(program, (job,), kept, Elastic(without=lost, join=section.join and bool(lost)))
+            once = [device for device in lost if losses[device] == 1]
+            return _start(program, (job,), kept, Elastic(without=lost, join=section.join and bool(once)))
         except Rejoin:
             lost = [device for device in lost if losses[device] > 1]  # it did not last: it is left alone
             say("saved: trying the devices that were lost once more")
+        except RunStopped as stop:
+            if job.checkpoint is not None and (step := salvage(job.checkpoint.folder)) is not None:
+                stop.resume = f"step {step}, {Path(job.checkpoint.folder, name_of(step))}"
+            raise
         except RankFailure as failure:
             if not failure.lost or restarts == section.restarts or len(failure.lost) == len(kept):
                 raise

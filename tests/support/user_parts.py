@@ -169,7 +169,7 @@ def stuck(call: int, only_rank: int = 1) -> tuple[Dataset[Any], None]:
 
 class Failing(nn.Module):
     """A layer that fails at its forward number `step`, on one rank: by an error, by SIGKILL ("kill once": not again after a
-    restart), by never coming back, or by giving numbers that are none, from then on or once."""
+    restart), by standing still ("stop once"), by never coming back, or by giving numbers that are none, from then on or once."""
 
     def __init__(self, how: str, step: int, only_rank: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Failing(nn.Module):
             self.calls += 1
             if self.how.startswith("nan"):
                 return x * (torch.nan if self.calls == self.step or (self.how == "nan" and self.calls > self.step) else 1.0)
-            if self.calls == self.step and not (self.how == "kill once" and Path("failed_at").exists()):
+            if self.calls == self.step and not (self.how.endswith("once") and Path("failed_at").exists()):
                 self.fail()
         return x
 
@@ -190,6 +190,8 @@ class Failing(nn.Module):
             raise ArithmeticError("this layer divides by the number of its friends")
         if self.how in ("kill", "kill once"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "stop once":
+            os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(3600)
 
 

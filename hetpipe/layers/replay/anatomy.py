@@ -125,9 +125,7 @@ class Anatomy(Fixed):
         """What is carried to a layer: all that it, or a later one, computes of, and shapes that its forward comes across."""
         if layer not in self._tracks:
             needed, made = self.needed[layer], self._made_before(layer)
-            found = [Track(source, source not in needed) for source in map(Input, range(self.inputs))] if layer else []
-            if not layer:
-                found = [Track(Input(number), hollow=False) for number in range(self.inputs)]
+            found = [Track(s, layer > 0 and s not in needed) for s in map(Input, range(self.inputs))]
             found += [Track(s, s not in needed) for s in made if s in needed or self.shaped_like(layer, s) is None]
             self._tracks[layer] = tuple(found)
         return self._tracks[layer]

@@ -34,6 +34,7 @@ from hetpipe.processes.ranks.report import RankFailure, Report, report_of, with_
 from hetpipe.processes.stopping import RunStopped, stop_if_told
 
 GRACE_SECONDS = 1.5  # for all to say why they end
+SIGN_SECONDS = 10.0  # without any sign of life, of which ranks give one a second: they stand still
 CARDS = "CUDA_VISIBLE_DEVICES"
 LOOK_SECONDS = 1.0  # a signal that comes just as a wait begins does not end it; what it asks for is done after the wait
 
@@ -262,11 +263,23 @@ class _Watch:
             if self.rejoin is not None and self.rejoin.is_due(self._living):
                 self._signal(signal.SIGTERM)
             if self.failed():
-                deadline = time.monotonic() + (self.grace if self._silent() else GRACE_SECONDS)
-                while time.monotonic() < deadline and len(self.exit_codes) < len(self.processes):
-                    self.collect(0.1)
+                self._let_end()
                 raise self.failure()
         return [self.reports[rank].result for rank in range(len(self.processes))]
+
+    def _let_end(self) -> None:
+        """Wait until all ranks have ended, or have had the time for it: those that live and know their device may keep what they
+        hold."""
+        began, looked = time.monotonic(), time.monotonic()
+        seconds = self.grace if self._have_met() else GRACE_SECONDS
+        counts = {rank: beat.count for rank, beat in self._living().items()}
+        while time.monotonic() < began + seconds and len(self.exit_codes) < len(self.processes):
+            self.collect(0.1)
+            if time.monotonic() > looked + SIGN_SECONDS:
+                looked, living = time.monotonic(), {rank: beat.count for rank, beat in self._living().items()}
+                if all(counts.get(rank) == count for rank, count in living.items()):
+                    return
+                counts = living
 
     def collect(self, timeout: float) -> None:
         """Read what comes within `timeout` seconds."""
@@ -318,16 +331,20 @@ class _Watch:
         silent = self._silent()
         stopped = next((r.stopped for r in self.reports.values() if r.stopped is not None), None)
         if self.asked is not None and (stopped is not None or silent):
+            if silent and (stopped is None or stopped.step is None):
+                return RunStopped(self.asked, resume=resume, lost=self._death(silent[0], beats))
             return stopped.by(self.asked) if stopped is not None else RunStopped(self.asked, resume=resume)
         if self.rejoin is not None and self.rejoin.asked and stopped is not None and not silent:
             return Rejoin(resume)
         if silent:
             return RankFailure(self._death(silent[0], beats), None, resume, [self.devices[rank].id for rank in silent])
         first = min((r for r in self.reports.values() if r.error is not None), key=lambda r: (r.of_another, r.time))
+        ended = {*self.reports, *self.exit_codes}
+        frozen = [d.id for rank, d in enumerate(self.devices) if rank not in ended] if first.of_another else []
         if not first.where:
-            return RankFailure(str(first.error), first, first.resume or resume)
+            return RankFailure(str(first.error), first, first.resume or resume, frozen)
         where = first.where if "device" in first.where else f"{first.where}, device {self.devices[first.rank].id}"
-        return RankFailure(f"{where}: {first.error}", first, first.resume or resume)
+        return RankFailure(f"{where}: {first.error}", first, first.resume or resume, frozen)
 
     def _place(self, rank: int, beat: Beat | None) -> str:
         return f"rank {rank}, {beat.place if beat is not None and beat.place else f'device {self.devices[rank].id}'}"
@@ -349,6 +366,11 @@ class _Watch:
         with contextlib.suppress(RuntimeError):
             return read_beats(self.store, range(len(self.processes)))
         return {}
+
+    def _have_met(self) -> bool:
+        """Whether all ranks know which device is theirs: before that they have nothing to keep."""
+        beats = self._beats()
+        return len(beats) == len(self.processes) and all(beat.place for beat in beats.values())
 
     def _living(self) -> dict[int, Beat]:
         ended = {*self.reports, *self.exit_codes}

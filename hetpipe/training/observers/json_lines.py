@@ -24,7 +24,7 @@ class JsonLines(Observer):
             self._log = None
         if self._log is not None:
             self._file = Path(self._log.folder) / METRICS_FILE
-            trim_metrics(self._file, run.first_step, evaluates_again=run.first_step >= run.total_steps)
+            trim_metrics(self._file, run.told, evaluates_again=run.told >= run.total_steps)
 
     def stepped(self, step: StepRecord) -> None:
         """A line, where it is due."""

@@ -123,7 +123,7 @@ class TensorBoard(Logger):
     name, package, install = "tensorboard", "torch.utils.tensorboard", "tensorboard"
 
     def _open(self, run: RunRecord, folder: Path) -> None:
-        given = {"log_dir": str(folder / "tensorboard"), "purge_step": run.first_step + 1, **self.arguments}
+        given = {"log_dir": str(folder / "tensorboard"), "purge_step": run.told + 1, **self.arguments}
         self._writer = self.tool.SummaryWriter(**given)
         self._writer.add_text("job", f"```\n{run.job.model_dump_json(indent=1, exclude_none=True)}\n```", run.first_step)
 

@@ -16,7 +16,8 @@ class RunRecord:
     `predicted_step_seconds`: None where nothing is predicted, as on all ranks but the main one. `peak_bytes` has the devices of
     this rank, and the most that each has held so far (None: not known). `steps_differ`: whether steps have samples of other
     lengths, so that a step may take much longer than the one before; predicted are those in the mean. `predicted_bytes`: the most
-    that each device of the plan is predicted to hold; empty where nothing is predicted."""
+    that each device of the plan is predicted to hold; empty where nothing is predicted. `told_again`: the last of the steps that
+    were done before may not have been told, and is told again."""
 
     job: Job
     plan: Plan
@@ -28,6 +29,12 @@ class RunRecord:
     is_main: bool
     steps_differ: bool = False
     predicted_bytes: Mapping[str, int] = field(default_factory=dict)
+    told_again: bool = False
+
+    @property
+    def told(self) -> int:
+        """How many steps are told already."""
+        return self.first_step - self.told_again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,9 +72,9 @@ class Progress(Observer):
         self._main, self._steps, self._samples = run.is_main, 0, 0
         devices = partial(look, run.plan, run.cluster) if progress.watched else None
         self._activity: Activity | None = Activity(
-            "training", run.total_steps, done=run.first_step, lasting=True, shown=run.is_main, devices=devices
+            "training", run.total_steps, done=run.told, lasting=True, shown=run.is_main, devices=devices
         ).__enter__()
-        if run.first_step >= run.total_steps:
+        if run.told >= run.total_steps:
             self._close(None)
 
     def stepped(self, step: StepRecord) -> None:
