@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -215,3 +216,11 @@ def test_ranks_of_other_hosts_are_told_of_one_that_ends_before_they_met(
     with pytest.raises(SystemExit):
         exits.main(run)
     assert (left, codes) == ([words], [2])
+
+
+def test_a_stop_while_a_rank_is_lost_says_so_instead_of_a_step() -> None:
+    stop = pickle.loads(
+        pickle.dumps(RunStopped(signal.SIGTERM, None, "step 3, saved/step-00000003", "rank 1 was killed by SIGKILL"))
+    )
+    assert str(stop.by(signal.SIGINT)) == "stopped by SIGINT; rank 1 was killed by SIGKILL"
+    assert str(RunStopped(signal.SIGTERM)) == "stopped by SIGTERM before the first step"
