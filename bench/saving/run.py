@@ -115,7 +115,8 @@ def run_once(job: Job, loop: Loop) -> Ran:
     loop.after.insert(0, (lambda step: True, lambda step, _: under_way.append(saved.writing is not None)))
     steps = loop.run().step_seconds
     for number, seconds in enumerate(steps):
-        if number >= job.checkpoint.every_steps:  # those before make room for gradients and the optimizer's state
+        # those before the first save make room for gradients and the optimizer's state; one with a save ends with all optimizers
+        if number >= job.checkpoint.every_steps and (number + 1) % job.checkpoint.every_steps:
             (ran.beside if under_way[number] else ran.alone).append(seconds)
     del ran.waits[-1]
     return ran
