@@ -179,6 +179,26 @@ def test_what_is_no_chain_is_refused_with_the_reason(how: str, reason: str) -> N
         chain_of(Net(how), {"x": torch.randn(3, 5, 4)})
 
 
+def test_what_is_given_later_must_be_like_what_the_model_was_cut_with() -> None:
+    model, inputs = made("QwenImage", 3)
+    _, given = chain_of(model, inputs)
+    assert len(given.tensors(inputs)) == 4
+    with pytest.raises(InputError, match=r"an argument is .*\(1, 2, 8\).*, and was .*\(1, 4, 4\)"):
+        given.tensors({**inputs, "img_shapes": [(1, 2, 8)] * 3})
+    with pytest.raises(InputError, match="guidance is given, and was not when the model was cut"):
+        given.tensors({**inputs, "guidance": torch.ones(3)})
+    with pytest.raises(InputError, match="timestep is missing, and was given when"):
+        given.tensors({name: value for name, value in inputs.items() if name != "timestep"})
+
+
+def test_weights_are_those_of_the_model_or_those_of_the_folder(tmp_path: Path) -> None:
+    model, inputs = made("Wan", 3)
+    with pytest.raises(InputError, match="has weights, so leave the folder out"):
+        chain(model, inputs, weights=tmp_path)
+    with pytest.raises(InputError, match="has no weights, so name their folder"):
+        chain(model.to("meta"), inputs)
+
+
 class Counting(nn.Module):
     """Its forward is another each time that it runs."""
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.model import evaluating
 from hetpipe.layers.replay.flow import NONE, Flow, Sources, tensors_in
 from hetpipe.layers.untouched.kept import Fixed
 
@@ -57,14 +58,14 @@ class Output(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> tuple[Output, list[Tensor]]:
-        """Of what is returned, with its tensors."""
+        """Return that of a value, and the value's tensors."""
         flat, spec = tree_flatten(value)
         tensors = [each for each in flat if isinstance(each, Tensor)]
         others = tuple(_TENSOR if isinstance(each, Tensor) else each for each in flat)
         return cls(spec, others, tuple(tuple(t.shape) for t in tensors)), tensors
 
     def holding(self, tensors: Sequence[Tensor]) -> Any:
-        """The same with these tensors."""
+        """Put these tensors where the others were."""
         left = iter(tensors)
         return tree_unflatten([next(left) if each is _TENSOR else each for each in self.others], self.spec)
 
@@ -102,7 +103,7 @@ class Anatomy(Fixed):
 
     @cached_property
     def needed(self) -> tuple[frozenset[Source], ...]:
-        """Of which sources in layers before each layer, and those behind it, compute."""
+        """Return, for each layer, what it and all behind it compute of: the chain's inputs, and what layers before it make."""
         found, needed = list[frozenset[Source]](), self.of_output
         for layer in reversed(range(len(self.names))):
             needed = needed.union(*(self.calls[call].of for call in self.span(layer)))
@@ -111,7 +112,7 @@ class Anatomy(Fixed):
         return tuple(reversed(found))
 
     def parameters(self, layer: int) -> list[str]:
-        """Those that the layer uses outside of the modules that it calls."""
+        """Name the parameters that the layer uses outside of the modules that it calls."""
         own = NONE.union(*(self.calls[call].of for call in self.span(layer)))
         if layer == len(self.names) - 1:
             own |= self.of_output
@@ -166,8 +167,8 @@ def _shape(calls: Sequence[Called], source: Made) -> tuple[int, ...] | None:
 
 
 def anatomy_of(model: nn.Module, runs: Sequence[tuple[Sequence[Tensor], Mapping[str, Any]]]) -> Anatomy:
-    """Of a model, run with each of these arguments, whose tensors are the chain's, of other numbers of samples each time.
-    InputError says why it is no chain."""
+    """Find the anatomy of a model by running it with each of these arguments, of which each has another number of samples. The
+    tensors beside them are the chain's. InputError says why it is no chain."""
     lists = _modules(model)
     first, *others = [_run(model, lists, *run) for run in runs]
     for other in others:
@@ -267,23 +268,11 @@ def _hooked(model: nn.Module, paths: Mapping[str, Any], before: Any, behind: Any
             module = model.get_submodule(path)
             handles.append(module.register_forward_pre_hook(partial(before, path=path), with_kwargs=True))
             handles.append(module.register_forward_hook(behind, with_kwargs=True))
-        with in_evaluation(model):
+        with evaluating(model):
             yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Its modules are, and then are again what they were."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
 
 
 def _layers(calls: Sequence[tuple[str, str | None]]) -> tuple[tuple[int, ...], tuple[str, ...]]:

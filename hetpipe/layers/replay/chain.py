@@ -1,4 +1,4 @@
-"""From a model to a chain."""
+"""Makes a chain of a model."""
 
 from __future__ import annotations
 
@@ -46,8 +46,12 @@ def chain(
     Raises:
         InputError: the model is no chain, and why; or the chain computes something else.
     """
+    empty = {parameter.is_meta for parameter in model.parameters()}
+    if empty != {weights is not None}:
+        said = "has no weights, so name their folder" if weights is None else "has weights, so leave the folder out"
+        raise InputError(f"{type(model).__name__} {said} (weights=…), or build all of it on the meta device and name the folder")
     layers, given = chain_of(model, inputs, alone, files_of(model, Path(weights)) if weights is not None else None)
-    if not any(parameter.is_meta for parameter in model.parameters()):
+    if weights is None:
         check_alike(model, layers, inputs, given.tensors(inputs))
     return layers, given.tensors
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
-from hetpipe.layers.replay.anatomy import in_evaluation
+from hetpipe.layers.model import evaluating
 from hetpipe.layers.replay.flow import tensors_in
 
 TOLERANCE = 1e-5  # of the largest number, by which sums in another order may differ in float32
@@ -17,7 +17,7 @@ TOLERANCE = 1e-5  # of the largest number, by which sums in another order may di
 
 def check_alike(model: nn.Module, layers: nn.Sequential, inputs: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
     """InputError where outputs, or gradients of what trains, are others than the model's own, in evaluation."""
-    with in_evaluation(model), in_evaluation(layers), torch.enable_grad():
+    with evaluating(model), evaluating(layers), torch.enable_grad():
         wanted, found = _computed(model, model(**inputs)), _computed(model, layers(tuple(tensors)))
     if len(wanted) != len(found):
         raise InputError(f"{type(model).__name__} gives {len(wanted)} tensors, and cut into layers {len(found)}")

@@ -41,7 +41,18 @@ class Given(Fixed):
                     self.labels.append(name)
 
     def tensors(self, inputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The tensors [samples, …] of such arguments."""
+        """Make the chain's tensors [samples, …] of such arguments. InputError for others than the model was cut with, and for
+        values that are no tensors and differ from those."""
+        if strange := sorted({*inputs} ^ {*self.names}):
+            has = "is given, and was not" if strange[0] in inputs else "is missing, and was given"
+            raise InputError(f"{strange[0]} {has} when the model was cut: call hetpipe.chain with the same arguments")
+        for leaf, value in self._flat(inputs):
+            own = [leaf.plain] * len(value) if leaf.listed and isinstance(value, list) else leaf.plain
+            if not leaf.is_tensor and value != own:
+                raise InputError(
+                    f"an argument is {shown(value)}, and was {shown(own)} when the model was cut; values that are no tensors "
+                    "stay the same in all calls: cut the model again with this one"
+                )
         found, samples = list[Tensor](), None
         values = [each for leaf, each in self._flat(inputs) if leaf.is_tensor and not leaf.alone]
         samples = len(values[0])

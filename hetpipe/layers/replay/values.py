@@ -13,7 +13,8 @@ from hetpipe.layers.untouched.kept import Fixed
 
 
 def files_of(model: nn.Module, folder: Path) -> TensorFiles:
-    """The model's parameters in the safetensors files of a folder. InputError unless each is there, once, with its shape."""
+    """Find the model's parameters in the safetensors files of a folder, and give its buffers the values that are there.
+    InputError unless each parameter is there, once, with its shape, and nothing else is."""
     found = dict[str, Path]()
     for file in sorted(folder.glob("*.safetensors")):
         for name in names_in(file):
@@ -22,6 +23,12 @@ def files_of(model: nn.Module, folder: Path) -> TensorFiles:
             found[name] = file
     files = TensorFiles(found)
     shapes = files.shapes()
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if (strange := next((name for name in found if name not in state), None)) is not None:
+        raise InputError(f"{folder} has {shown(strange)}, for which {type(model).__name__} with this configuration has no place")
+    for name, buffer in model.named_buffers():
+        if name in found:
+            buffer.copy_(files.read(name))
     for name, parameter in model.named_parameters():
         if name not in shapes:
             raise InputError(f"{folder} has no {shown(name)}, which {type(model).__name__} with this configuration has")
