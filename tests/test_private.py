@@ -1,8 +1,9 @@
-"""Nothing of torch's that has no public name is used, so that any release from 2.8 on will do. Five exceptions, which torch's
+"""Nothing of torch's that has no public name is used, so that any release from 2.8 on will do. Six exceptions, which torch's
 documentation tells to use under these names: FakeTensorMode ("Fake tensor"), by which shapes are found without arithmetic,
 TorchDispatchMode ("Extending PyTorch", modes), by which draws come out alike, a tensor's `_version` ("Autograd mechanics",
-in-place correctness checks), the operator `aten._to_copy` ("Core ATen IR"), and `torch._dynamo` ("torch.compiler"), of which
-only is asked whether it was imported."""
+in-place correctness checks), the operator `aten._to_copy` ("Core ATen IR"), `torch.utils._pytree` ("torch.export"), in which
+the outputs of transformers and diffusers are registered, and `torch._dynamo` ("torch.compiler"), of which only is asked whether
+it was imported."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTED = ("torch._subclasses", "torch.utils._python_dispatch", "._version", "torch._dynamo", "torch.ops.aten._to_copy")
+DOCUMENTED = (
+    "torch._subclasses",
+    "torch.utils._python_dispatch",
+    "torch.utils._pytree",
+    "._version",
+    "torch._dynamo",
+    "torch.ops.aten._to_copy",
+)
 OTHERS = ("._get_dtype_plan",)  # of transformers, which has no public name for what it keeps in float32
 PRIVATE = re.compile(
     r"(?:torch|nn|dist|functional|autograd|optim|cuda)(?:\.\w+)*\._(?!_)\w+"  # torch.x._y

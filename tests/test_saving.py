@@ -162,7 +162,7 @@ def test_what_the_main_rank_concludes_it_concludes() -> None:
 
     def program(world: World, found: Writing) -> None:
         if world.is_main:
-            until(lambda: found.is_busy and STATE not in store.held["step-00000002"] and len(store.held["step-00000002"]) == 3)
+            until(lambda: STATE in store.reached)
             with ThreadPoolExecutor(1) as pool:
                 ended = pool.submit(found.abandon)
                 opened.set()

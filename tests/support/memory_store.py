@@ -26,6 +26,7 @@ class MemoryStore:
     held: dict[str, dict[str, bytes]] = field(default_factory=dict)
     full: set[str] = field(default_factory=set)  # parts for which there is no room
     gates: dict[str, threading.Event] = field(default_factory=dict)  # before which the part of this name is not written
+    reached: set[str] = field(default_factory=set)  # gates at which a writer has come
     notes: dict[tuple[str, str], str] = field(default_factory=dict)  # (name, part) → what is noted of it
 
     def __str__(self) -> str:
@@ -45,6 +46,11 @@ class MemoryStore:
 
     def free_bytes(self) -> int:
         return 0 if self.full else 1 << 30
+
+    def pass_gate(self, name: str) -> None:
+        if name in self.gates:
+            self.reached.add(name)
+            assert self.gates[name].wait(60)
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,7 @@ class Held:
         if part in self.store.full:
             raise OSError(errno.ENOSPC, "No space left in memory")
         with BytesIO() as file:
-            if part in self.store.gates:
-                assert self.store.gates[part].wait(60)
+            self.store.pass_gate(part)
             yield file
             self._content[part] = file.getvalue()
 
@@ -109,8 +114,7 @@ class Held:
         return len(self._content.get(part, b"")) == size_bytes
 
     def finish(self, state: str) -> None:
-        if STATE in self.store.gates:
-            assert self.store.gates[STATE].wait(60)
+        self.store.pass_gate(STATE)
         self._content[STATE] = state.encode()
 
     def abandon(self) -> None:
