@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hetpipe.building.data import EpochSampler, fetch, replica_slices
+from hetpipe.checkpoints.training_state import EpochPosition
 from hetpipe.files.messages import InputError
 
 samples_and_batch = st.tuples(st.integers(1, 60), st.integers(1, 70))
@@ -161,3 +162,34 @@ def test_data_that_ends_before_its_length_is_told_with_the_sample() -> None:
 def test_fetch_says_what_a_sample_is() -> None:
     with pytest.raises(ValueError, match=r"sample 2 of Wrong is not a pair \(inputs, target\) but of type int"):
         fetch(Wrong(), torch.tensor([2]))
+
+
+GROUPS = torch.tensor([0, 2, 2, 0, 1, 2, 0, 2, 2, 1, 2])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("batch", "later"), [(3, 3), (3, 2), (2, 5), (1, 4), (20, 3)])
+def test_batches_of_groups_hold_one_each_and_go_on_with_any_other_batch(batch: int, later: int, shuffle: bool) -> None:
+    """Every sample once an epoch, wherever a run is cut; and a run that goes on with the same batch goes on as it would have."""
+    sampler = EpochSampler(len(GROUPS), batch, seed=4, shuffle=shuffle, groups=GROUPS)
+    whole = [each.tolist() for _ in range(2) for each in sampler]
+    assert all(len(GROUPS[numbers].unique()) == 1 for numbers in whole)
+    assert len(whole) == 2 * sampler.batches_per_epoch
+    for cut in range(len(whole)):
+        first = EpochSampler(len(GROUPS), batch, seed=4, shuffle=shuffle, groups=GROUPS)
+        ahead = first.forever()
+        seen = [next(ahead).tolist() for _ in range(cut)]
+        second = EpochSampler(len(GROUPS), later, seed=9, groups=GROUPS)
+        second.load_state_dict(EpochPosition.model_validate(first.state_dict()).model_dump())  # type: ignore[arg-type]
+        left = [each.tolist() for each in islice(second.forever(), len(second))]
+        assert all(len(GROUPS[numbers].unique()) == 1 for numbers in left)
+        here = seen if cut < sampler.batches_per_epoch else seen[sampler.batches_per_epoch :]
+        assert sorted(sum([*here, *left], [])) == list(range(len(GROUPS))) or not here
+        if later == batch:
+            assert seen + left == whole[: cut + len(left)]
+
+
+def test_groups_are_mixed_in_an_epoch() -> None:
+    groups = torch.arange(4).repeat(50)
+    batches = [int(groups[batch[0]]) for batch in EpochSampler(200, 5, groups=groups)]
+    assert sum(a != b for a, b in pairwise(batches)) > 20

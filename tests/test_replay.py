@@ -10,11 +10,13 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from hetpipe.files.messages import InputError
 from hetpipe.layers.replay.chain import chain, chain_of
 from hetpipe.layers.replay.flow import Flow, tensors_in
 from hetpipe.layers.replay.layers import Replayed
+from hetpipe.layers.replay.numbered import Numbered
 from hetpipe.layers.weights import materialise
 from tests.support.diffusers import CASES, made
 from tests.support.ranks import cluster_of, run_ranks
@@ -217,8 +219,60 @@ def test_a_chain_that_computes_something_else_is_refused() -> None:
     x = {"x": torch.randn(3, 5, 4)}
     layers, tensors = chain(Net("plain"), x)
     assert layers(tensors(x)).shape == (3, 5, 2)
-    with pytest.raises(InputError, match="Counting cannot be cut into layers: output 0 would differ by"):
+    with pytest.raises(InputError, match="Counting cannot be cut into layers: output 0 would be computed by other operations"):
         chain(Counting(), x)
+
+
+def test_a_layer_that_computes_of_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is another tensor of the same shape, or another number."""
+    x = {"x": torch.randn(3, 5, 4)}
+    real = Replayed._given_on
+
+    def swapped(self: Replayed, have: Any, samples: int) -> Any:
+        given = real(self, have, samples)
+        return tuple(reversed(given)) if isinstance(given, tuple) and self.number == 2 else given
+
+    monkeypatch.setattr(Replayed, "_given_on", swapped)
+    with pytest.raises(InputError, match="would be computed by other operations"):
+        chain(Net("U"), x)
+    scaled = lambda given, number: tree_map(lambda each: each * (1 + 1e-9 * (number == 2)), given)  # noqa: E731
+    monkeypatch.setattr(Replayed, "_given_on", lambda *given: scaled(real(*given), given[0].number))
+    with pytest.raises(InputError, match="would be computed by other operations"):
+        chain(Net("plain"), x)
+
+
+def test_tensors_of_the_same_operations_have_the_same_name() -> None:
+    with torch.no_grad(), Numbered() as numbered:
+        a, b = torch.rand(2, 3), torch.rand(2, 3)
+        numbered.begins(a, "a")
+        numbered.begins(b, "b")
+
+        def made(first: Tensor, by: float) -> list[Tensor]:
+            whole = torch.zeros(2, 3)
+            whole[1] = first[0] * by
+            view = whole.t()
+            whole.add_(b)
+            return [view, whole, torch.add(first, b, out=torch.empty(2, 3))]
+
+        first, again, other, scaled = ([*map(numbered.name, made(*how))] for how in ((a, 2.0), (a, 2.0), (b, 2.0), (a, 3.0)))
+        assert first == again
+        assert not {*first} & {*other}
+        assert first[2] == scaled[2]
+        assert not {*first[:2]} & {*scaled[:2]}
+        assert numbered.name(torch.tensor([1.0, 2.0])) == numbered.name(torch.tensor([1.0, 2.0]))
+        assert numbered.name(torch.tensor([1.0, 2.0])) != numbered.name(torch.tensor([1.0, 3.0]))
+
+
+def test_whole_numbers_may_follow_the_shape() -> None:
+    model, inputs = made("LTX", 3)
+    layers, tensors = chain(model, inputs, sizes=["height", "width"])
+    wide = {**inputs, "hidden_states": torch.randn(3, 12, 4), "height": 2, "width": 6}
+    for each in (inputs, wide):
+        assert torch.equal(layers(tensors(each)), model(**each)[0])
+    with pytest.raises(InputError, match=r"num_frames.*|an argument is 2, and was 1 when the model was cut"):
+        tensors({**inputs, "num_frames": 2})
+    with pytest.raises(InputError, match="there is no argument 'hight'; did you mean 'height'"):
+        chain(model, inputs, sizes=["hight"])
 
 
 def test_what_a_tensor_is_computed_of() -> None:

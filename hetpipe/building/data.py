@@ -6,7 +6,8 @@ disagree; and what a data set draws for a sample, it draws under a seed of that 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from itertools import accumulate
+from typing import Any, NotRequired, Protocol, Self, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class SamplerState(TypedDict):
     shuffle: bool
     epoch: int
     position: int
+    chunk: NotRequired[int | None]  # where samples have groups
 
 
 class Sampler(Protocol):
@@ -49,47 +51,84 @@ class EpochSampler:
     batch, which may be smaller and is not dropped; the next iteration is the next epoch. A batch counts as
     seen as soon as it is yielded, so a state saved after its step resumes with the batch after it.
 
+    Where samples have groups, those of a batch are of one. An epoch is then a row of chunks, each of samples of one group and
+    no larger than a global batch, in an order that is drawn.
+
     Attributes:
         epoch: epochs completed.
         position: samples of the current epoch already yielded. Since it counts samples, a run can resume with
             another global batch: no sample is seen twice in the epoch, and none is left out.
+        chunk: the most samples of a chunk of the current epoch, whose order hangs on it: the global batch with which it began.
     """
 
-    def __init__(self, samples: int, global_batch: int, *, seed: int = 0, shuffle: bool = True) -> None:
+    def __init__(
+        self, samples: int, global_batch: int, *, seed: int = 0, shuffle: bool = True, groups: Tensor | None = None
+    ) -> None:
+        """`groups`: of which group each sample is, int64 [samples]; None: all are of one."""
         for name, value in dict(samples=samples, global_batch=global_batch).items():
             if value < 1:
                 raise ValueError(f"sampler: {name} must be at least 1, got {value}")
-        self.samples, self.global_batch = samples, global_batch
+        self.samples, self.global_batch, self.groups = samples, global_batch, groups
         self.seed, self.shuffle = seed, shuffle
         self.epoch = 0
         self.position = 0
+        self.chunk = global_batch
+
+    @classmethod
+    def of(
+        cls, dataset: "MapDataset", global_batch: int, *, seed: int = 0, shuffle: bool = True, first: int | None = None
+    ) -> Self:
+        """Return one of a data set's samples, or of so many at its beginning."""
+        count = len(dataset) if first is None else first  # type: ignore[arg-type]
+        groups = dataset.groups[:count] if isinstance(dataset, Grouped) else None
+        return cls(count, global_batch, seed=seed, shuffle=shuffle, groups=groups)
 
     @property
     def batches_per_epoch(self) -> int:
-        """Steps of a whole epoch, the last partial one included."""
-        return -(-self.samples // self.global_batch)
+        """Steps of a whole epoch, those with fewer samples included."""
+        sizes = [self.samples] if self.groups is None else self.groups.unique(return_counts=True)[1].tolist()
+        return sum(-(-size // self.global_batch) for size in sizes)
 
     def __len__(self) -> int:
         """Batches left in this epoch; of the next one where this one is at its end."""
-        left = self.samples - self.position
-        return -(-left // self.global_batch) if left else self.batches_per_epoch
+        if self.position == self.samples:
+            return self.batches_per_epoch
+        return sum(-(-len(chunk) // self.global_batch) for chunk in self._left())
 
     def order(self, epoch: int) -> Tensor:
         """The permutation of an epoch: int64 [samples]."""
-        if not self.shuffle:
-            return torch.arange(self.samples)
+        return torch.cat(self._chunks(epoch))
+
+    def _chunks(self, epoch: int) -> list[Tensor]:
+        """The samples of an epoch in their order, in pieces that batches do not reach across."""
         generator = torch.Generator().manual_seed(self.seed + epoch)
-        return torch.randperm(self.samples, generator=generator)
+        order = torch.randperm(self.samples, generator=generator) if self.shuffle else torch.arange(self.samples)
+        if self.groups is None:
+            return [order]
+        own = self.groups[order]
+        chunks = [part for group in own.unique() for part in order[own == group].split(self.chunk)]
+        if not self.shuffle:
+            return chunks
+        return [chunks[number] for number in torch.randperm(len(chunks), generator=generator).tolist()]
+
+    def _left(self) -> list[Tensor]:
+        """What of the chunks of this epoch is behind the position."""
+        chunks = self._chunks(self.epoch)
+        ends = accumulate(map(len, chunks))
+        return [chunk[max(0, len(chunk) - (end - self.position)) :] for chunk, end in zip(chunks, ends, strict=True)]
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.position == self.samples:
-            self.epoch, self.position = self.epoch + 1, 0
-        order = self.order(self.epoch)
-        while self.position < self.samples:
-            batch = order[self.position : self.position + self.global_batch]
-            self.position += len(batch)
-            yield batch
-        self.epoch, self.position = self.epoch + 1, 0
+            self._begin_next()
+        for chunk in self._left():
+            for at in range(0, len(chunk), self.global_batch):
+                batch = chunk[at : at + self.global_batch]
+                self.position += len(batch)
+                yield batch
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        self.epoch, self.position, self.chunk = self.epoch + 1, 0, self.global_batch
 
     def forever(self) -> Iterator[Tensor]:
         """Batches of this epoch, the next, and so on without end."""
@@ -98,7 +137,8 @@ class EpochSampler:
 
     def state_dict(self) -> SamplerState:
         """The state, for a checkpoint."""
-        return SamplerState(samples=self.samples, seed=self.seed, shuffle=self.shuffle, epoch=self.epoch, position=self.position)
+        found = SamplerState(samples=self.samples, seed=self.seed, shuffle=self.shuffle, epoch=self.epoch, position=self.position)
+        return found if self.groups is None else {**found, "chunk": self.chunk}
 
     def load_state_dict(self, state: SamplerState) -> None:
         """Continues where the state was saved, in the saved run's order: its seed is taken over too."""
@@ -114,6 +154,7 @@ class EpochSampler:
             )
         self.seed, self.shuffle = state["seed"], state["shuffle"]
         self.epoch, self.position = state["epoch"], state["position"]
+        self.chunk = state.get("chunk") or self.global_batch
 
 
 def replica_slices(batch: Tensor, shares: Sequence[int]) -> list[Tensor]:
@@ -156,6 +197,18 @@ class Ragged(Protocol):
     def padded(self, samples: Sequence[Any], size: int) -> tuple[Any, Any]:
         """(inputs, targets) of samples as `[]` gives them, padded to `size` and stacked along dimension 0."""
         ...
+
+
+@runtime_checkable
+class Grouped(Ragged, Protocol):
+    """One whose samples are of several shapes, and whose batches hold samples of one only.
+
+    Attributes:
+        groups: of which shape each sample is, int64 [n]. Those of one group have one length, which no others have.
+    """
+
+    @property
+    def groups(self) -> Tensor: ...
 
 
 @runtime_checkable

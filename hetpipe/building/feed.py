@@ -203,7 +203,7 @@ def sampler_of(dataset: MapDataset, train: TrainSection) -> tuple[Sampler, int]:
     if isinstance(dataset, Streamed):
         assert train.steps is not None  # build_data has seen to it
         return StreamSampler(train.global_batch, block=dataset.shuffle, seed=train.seed), train.steps
-    sampler = EpochSampler(len(dataset), train.global_batch, seed=train.seed)  # type: ignore[arg-type]
+    sampler = EpochSampler.of(dataset, train.global_batch, seed=train.seed)
     return sampler, train.steps or (train.epochs or 0) * sampler.batches_per_epoch
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
-from hetpipe.building.data import EpochSampler, MapDataset, Ragged, fetch, size_for
+from hetpipe.building.data import EpochSampler, Grouped, MapDataset, Ragged, fetch, size_for
 from hetpipe.documents.job import TrainSection
 from hetpipe.layers.model import ShapedBatch
 from hetpipe.layers.numbers import as_type
@@ -26,7 +26,7 @@ def shorter_batches(data: MapDataset, train: TrainSection) -> tuple[ShapedBatch,
 
 def size_shares(data: Ragged, train: TrainSection) -> dict[int, float]:
     """Size → the share of the steps of the first epoch, or of its beginning, whose batch is padded to it."""
-    sampler = EpochSampler(len(data.lengths), train.global_batch, seed=train.seed)
+    sampler = EpochSampler.of(data, train.global_batch, seed=train.seed)
     sizes = [size_for(data, numbers) for numbers in islice(sampler, BATCHES)]
     return {size: count / len(sizes) for size, count in Counter(s for s in sizes if s is not None).items()}
 
@@ -47,8 +47,8 @@ def few_sizes(shares: Mapping[int, float], largest: int) -> dict[int, float]:
 
 
 def _batch(data: Ragged, size: int, share: float, train: TrainSection) -> ShapedBatch:
-    """A few of the longest samples that it holds."""
-    numbers = (data.lengths <= size).nonzero().flatten()
+    """A few of the longest samples that it holds, where samples have groups, of one."""
+    numbers = ((data.lengths == size) if isinstance(data, Grouped) else (data.lengths <= size)).nonzero().flatten()
     longest = numbers[data.lengths[numbers].argsort(descending=True)[:ROWS]]
     inputs, targets = (as_type(x, train.dtype) for x in fetch(data, longest, train.seed, 0, size=size))
     return ShapedBatch(inputs, targets, share)

@@ -102,7 +102,8 @@ class StageSchedule(Strict):
 
 
 class EpochPosition(Strict):
-    """Where an EpochSampler stands: `position` samples of epoch `epoch` have been seen. `kind` tells it from the places of other
+    """Where an EpochSampler stands: `position` samples of epoch `epoch` have been seen, of one with chunks of so many samples
+    where these have groups. `kind` tells it from the places of other
     samplers; of this one it need not be given, and is not written."""
 
     kind: Annotated[Literal["epochs"], Field(exclude=True)] = "epochs"
@@ -111,6 +112,7 @@ class EpochPosition(Strict):
     shuffle: Flag
     epoch: Count
     position: Count
+    chunk: Positive | None = None
 
     @model_validator(mode="after")
     def _inside(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hetpipe.building.data import size_for
+from hetpipe.building.data import EpochSampler, size_for
 from hetpipe.building.evaluated import build_metric, counted_by
 from hetpipe.building.feed import Ask, Reading
 from hetpipe.checkpoints.best import Best, Measured
@@ -54,7 +54,7 @@ class Evaluator:
         if self.count == 0 or self.samples is None:
             return None
         losses, weight, hits, counted = 0.0, 0.0, 0.0, 0.0
-        batches = torch.split(torch.arange(self.count), self.batch)
+        batches = list(EpochSampler.of(self.samples, self.batch, shuffle=False, first=self.count))
         asked = (Ask.of(self.own(batch), self.seed, "test", size=size_for(self.samples, batch)) for batch in batches)
         with (
             Activity("evaluating", len(batches), shown=self.engine.world.is_main, inner=inner) as activity,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,21 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.files.tensors import TensorFiles
-from hetpipe.layers.adapters.names import names_in
 from hetpipe.layers.replay.anatomy import Anatomy, anatomy_of
 from hetpipe.layers.replay.compare import check_alike
 from hetpipe.layers.replay.given import Given
-from hetpipe.layers.replay.layers import Replayed
-from hetpipe.layers.replay.skeleton import Skeleton, without_values
+from hetpipe.layers.replay.layers import layers_of
+from hetpipe.layers.replay.skeleton import Skeleton, fill, without_values
 from hetpipe.layers.replay.values import Values, files_of
 from hetpipe.layers.untouched.fakes import fake_tensors
 
 
 def chain(
-    model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] = (), weights: str | Path | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    alone: Sequence[str] = (),
+    sizes: Sequence[str] = (),
+    weights: str | Path | None = None,
 ) -> tuple[nn.Sequential, Callable[[Mapping[str, Any]], tuple[Tensor, ...]]]:
     """A model as a chain of layers, for `wrap` and `auto`: its blocks (the members of its nn.ModuleLists), one after the other,
     "embed" before them and "head" behind. Each layer holds the model's own modules, and runs the model's own forward with the
@@ -33,9 +35,10 @@ def chain(
     Args:
         model: one whose forward calls each block once. Its samples are in the first dimension of all that modules return.
         inputs: its arguments by name, of a few samples: tensors [samples, …], lists with an entry for each sample, and other
-            values, which stay the same in all calls. The model runs with them, forward and backward, and so does the chain,
-            unless parameters are on the meta device.
+            values, which stay the same in all calls. Only types and shapes count: by tensors without values it is seen that
+            the chain's outputs are computed by the operations of the model's own forward.
         alone: names of tensors that have no samples, though their first dimension is as long as the batch.
+        sizes: names of arguments that hold whole numbers, such as the height of pictures, which may be others in other calls.
         weights: a folder of safetensors with the model's own names, such as diffusers' `save_pretrained` writes. Parameters on
             the meta device are read from there, by each rank those of its own layers.
 
@@ -50,28 +53,26 @@ def chain(
     if empty != {weights is not None}:
         said = "has no weights, so name their folder" if weights is None else "has weights, so leave the folder out"
         raise InputError(f"{type(model).__name__} {said} (weights=…), or build all of it on the meta device and name the folder")
-    layers, given = chain_of(model, inputs, alone, files_of(model, Path(weights)) if weights is not None else None)
-    if weights is None:
-        check_alike(model, layers, inputs, given.tensors(inputs))
+    files = files_of(model, Path(weights)) if weights is not None else None
+    layers, given = chain_of(model, inputs, alone, sizes, files)
     return layers, given.tensors
 
 
 def chain_of(
-    model: nn.Module, inputs: Mapping[str, Any], alone: Sequence[str] = (), files: TensorFiles | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    alone: Sequence[str] = (),
+    sizes: Sequence[str] = (),
+    files: TensorFiles | None = None,
 ) -> tuple[nn.Sequential, Given]:
     """A model as a chain, and how the chain's tensors are made of what the model is called with. The layers hold the model's own
     modules. InputError says why it is no chain."""
-    given = Given(inputs, _samples(inputs, alone), alone)
-    anatomy = _looked_at(model, given, given.tensors(inputs))
-    skeleton = Skeleton(model, list(anatomy.lists))
+    given = Given(inputs, _samples(inputs, alone, sizes), alone, sizes)
+    tensors = given.tensors(inputs)
+    anatomy = _looked_at(model, given, tensors)
+    check_alike(model, anatomy, given, tensors)
     source = Values(files, type(model).__name__) if files is not None else None
-    layers = OrderedDict[str, nn.Module](
-        (name, Replayed(model, skeleton, anatomy, given, at, source)) for at, name in enumerate(anatomy.names)
-    )
-    names = names_in(model)
-    for layer in layers.values():
-        layer.library_names = names(layer)  # type: ignore[assignment]
-    found = nn.Sequential(layers)
+    found = layers_of(model, Skeleton(model, list(anatomy.lists)), anatomy, given, source)
     held = {id(parameter) for parameter in found.parameters()}
     idle = [name for name, parameter in model.named_parameters() if id(parameter) not in held]
     if idle:
@@ -84,7 +85,7 @@ def _looked_at(model: nn.Module, given: Given, tensors: Sequence[Tensor]) -> Ana
     copied, kind = without_values(model), type(model).__name__
     try:
         with fake_tensors():
-            _fill(copied)
+            fill(copied)
             runs = []
             for count in (len(tensors[0]), len(tensors[0]) + 1):
                 own = [torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors]
@@ -101,20 +102,9 @@ def _looked_at(model: nn.Module, given: Given, tensors: Sequence[Tensor]) -> Ana
         raise InputError(f"{kind} does not run with such inputs: {one_line(error)}") from error
 
 
-def _fill(model: nn.Module) -> None:
-    """Give it parameters that can be computed with."""
-    made = dict[int, Tensor]()
-    for module in model.modules():
-        for held in (vars(module)["_parameters"], vars(module)["_buffers"]):
-            for name, tensor in held.items():
-                if tensor is not None and tensor.is_meta:
-                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    new = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
-                    held[name] = made.setdefault(id(tensor), new)
-
-
-def _samples(inputs: Mapping[str, Any], alone: Sequence[str]) -> int:
-    sizes = [len(value) for name, value in inputs.items() if name not in alone and isinstance(value, Tensor | list)]
-    if not sizes:
+def _samples(inputs: Mapping[str, Any], alone: Sequence[str], sizes: Sequence[str]) -> int:
+    others = {*alone, *sizes}
+    found = [len(value) for name, value in inputs.items() if name not in others and isinstance(value, Tensor | list)]
+    if not found:
         raise InputError("none of the inputs has samples: give tensors [samples, …]")
-    return sizes[0]
+    return found[0]

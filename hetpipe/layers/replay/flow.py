@@ -6,7 +6,7 @@ values are not followed: a forward that is looked at runs on tensors without val
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,13 @@ NONE: Sources = frozenset()
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dictionaries, in their order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operation writes into, of those that it is called with."""
+    arguments = func._schema.arguments
+    values = {**{argument.name: value for argument, value in zip(arguments, args, strict=False)}, **kwargs}
+    return tensors_in([values.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write])
 
 
 class Flow(TorchDispatchMode):
@@ -44,12 +51,7 @@ class Flow(TorchDispatchMode):
         sources = self.sources([args, kwargs])
         output = func(*args, **kwargs)
         if sources:
-            written = [
-                value
-                for argument, value in zip(func._schema.arguments, args, strict=False)
-                if argument.alias_info is not None and argument.alias_info.is_write
-            ]
-            for tensor in tensors_in((output, written)):
+            for tensor in tensors_in((output, written_by(func, args, kwargs))):
                 self._put(tensor, sources | self._of.get(self._key(tensor), NONE))
         return output
 

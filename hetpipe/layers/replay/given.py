@@ -9,33 +9,54 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from hetpipe.files.messages import InputError, shown
+from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.layers.untouched.kept import Fixed
 
 
 class _Leaf(NamedTuple):
-    """One value: a tensor with a row for each sample (`is_tensor`), or another value that is the same in all calls. `alone`: a
-    tensor without samples, which is the same for all of them. `listed`: the model takes a list, with an entry for each sample."""
+    """One value: what goes through the chain as a tensor with a row for each sample (`is_tensor`), or another value that is the
+    same in all calls (`plain`). `alone`: a tensor without samples, which is the same for all of them. `listed`: the model takes a
+    list, with an entry for each sample. `sized`: a whole number, which goes as the shape [b, 0, number] of an empty tensor."""
 
     is_tensor: bool
     plain: Any = None
     alone: bool = False
     listed: bool = False
+    sized: bool = False
+
+    def tensor(self, value: Any, samples: int) -> Tensor:
+        """What goes through the chain."""
+        if self.sized:
+            return torch.empty((samples, 0, value), dtype=torch.uint8)
+        if self.listed:
+            return torch.stack(value)
+        return value.expand(samples, *value.shape) if self.alone else value  # type: ignore[no-any-return]
+
+    def value(self, tensor: Tensor) -> Any:
+        """What the model is given."""
+        if self.sized:
+            return tensor.shape[2]
+        return list(tensor.unbind()) if self.listed else tensor[0] if self.alone else tensor
 
 
 class Given(Fixed):
-    """How a model is called: with these arguments by name, of which `tensors` are taken, in this order, by the chain."""
+    """How a model is called: with these arguments by name, of which `tensors` are taken, in this order, by the chain. `labels`:
+    the arguments that they are of."""
 
-    def __init__(self, inputs: Mapping[str, Any], samples: int, alone: Sequence[str]) -> None:
+    def __init__(self, inputs: Mapping[str, Any], samples: int, alone: Sequence[str] = (), sizes: Sequence[str] = ()) -> None:
         """`inputs`: of so many samples; `alone`: names of tensors that have no samples, though their first dimension may be as
-        long. InputError where a list has entries of several shapes."""
+        long; `sizes`: names of values that hold whole numbers which may be others in another call. InputError where a list has
+        entries of several shapes."""
         self.names = tuple(inputs)
         self.leaves, self.specs, self.labels = list[_Leaf](), list[TreeSpec](), list[str]()
+        if strange := sorted({*alone, *sizes} - {*inputs}):
+            raise InputError(f"there is no argument {strange[0]!r}{nearest(strange[0], self.names)}")
         for name, value in inputs.items():
-            flat, spec = tree_flatten(value, is_leaf=lambda each: isinstance(each, list) and len(each) == samples)
+            whole = None if name in sizes else lambda each: isinstance(each, list) and len(each) == samples
+            flat, spec = tree_flatten(value, is_leaf=whole)
             self.specs.append(spec)
             for leaf in flat:
-                found = _leaf(name, leaf, samples, alone=name in alone)
+                found = _size(name, leaf) if name in sizes else _leaf(name, leaf, samples, alone=name in alone)
                 self.leaves.append(found)
                 if found.is_tensor:
                     self.labels.append(name)
@@ -51,25 +72,21 @@ class Given(Fixed):
             if not leaf.is_tensor and value != own:
                 raise InputError(
                     f"an argument is {shown(value)}, and was {shown(own)} when the model was cut; values that are no tensors "
-                    "stay the same in all calls: cut the model again with this one"
+                    "stay the same in all calls: cut the model again with this one, or name it in sizes=[…], if it holds whole "
+                    "numbers"
                 )
-        found, samples = list[Tensor](), None
-        values = [each for leaf, each in self._flat(inputs) if leaf.is_tensor and not leaf.alone]
-        samples = len(values[0])
-        for leaf, value in self._flat(inputs):
-            if leaf.is_tensor:
-                found.append(torch.stack(value) if leaf.listed else value.expand(samples, *value.shape) if leaf.alone else value)
-        return tuple(found)
+        flat = [(leaf, value) for leaf, value in self._flat(inputs) if leaf.is_tensor]
+        samples = next(len(value) for leaf, value in flat if not (leaf.alone or leaf.sized))
+        return tuple(leaf.tensor(value, samples) for leaf, value in flat)
 
     def arguments(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
         """The arguments of these tensors."""
         left, values, samples = iter(tensors), list[Any](), len(tensors[0])
         for leaf in self.leaves:
-            tensor = next(left) if leaf.is_tensor else None
-            if tensor is None:
-                values.append([leaf.plain] * samples if leaf.listed else leaf.plain)
+            if leaf.is_tensor:
+                values.append(leaf.value(next(left)))
             else:
-                values.append(list(tensor.unbind()) if leaf.listed else tensor[0] if leaf.alone else tensor)
+                values.append([leaf.plain] * samples if leaf.listed else leaf.plain)
         every, found = iter(values), dict[str, Any]()
         for name, spec in zip(self.names, self.specs, strict=True):
             found[name] = tree_unflatten([next(every) for _ in range(spec.num_leaves)], spec)
@@ -80,6 +97,12 @@ class Given(Fixed):
         for name, spec in zip(self.names, self.specs, strict=True):
             for value in spec.flatten_up_to(inputs[name]):
                 yield next(leaves), value
+
+
+def _size(name: str, value: Any) -> _Leaf:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{name} is to hold whole numbers, and holds {shown(value)}")
+    return _Leaf(is_tensor=True, sized=True)
 
 
 def _leaf(name: str, value: Any, samples: int, *, alone: bool) -> _Leaf:

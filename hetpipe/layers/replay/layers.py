@@ -6,12 +6,14 @@ samples in the model goes as [b, …], the same for each, of which the first is 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
+from hetpipe.layers.adapters.names import names_in
 from hetpipe.layers.model import Tensors, as_tuple, as_value
 from hetpipe.layers.replay.anatomy import Anatomy, Input, Made, Source
 from hetpipe.layers.replay.flow import tensors_in
@@ -113,6 +115,17 @@ class Replayed(nn.Module):
                 tensor = tensor.expand(samples, *tensor.shape)
             found.append(tensor.new_empty((len(tensor), 0, *tensor.shape[1:])) if hollow else tensor)
         return as_value(found)
+
+
+def layers_of(
+    model: nn.Module, skeleton: Skeleton, anatomy: Anatomy, given: Given, source: Values | None = None
+) -> nn.Sequential:
+    """The chain, whose layers hold the model's own modules."""
+    made = ((name, Replayed(model, skeleton, anatomy, given, number, source)) for number, name in enumerate(anatomy.names))
+    layers, names = OrderedDict[str, nn.Module](made), names_in(model)
+    for layer in layers.values():
+        layer.library_names = names(layer)  # type: ignore[assignment]
+    return nn.Sequential(layers)
 
 
 def _own_name(path: str, anatomy: Anatomy) -> str:

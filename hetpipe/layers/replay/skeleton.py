@@ -51,6 +51,19 @@ def without_values(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def fill(model: nn.Module) -> None:
+    """Give it parameters and buffers that can be computed with, where these are on the meta device."""
+    made = dict[int, Tensor]()
+    for module in model.modules():
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for held in tables:
+            for name, tensor in held.items():
+                if tensor is not None and tensor.is_meta:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    new = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+                    held[name] = made.setdefault(id(tensor), new)
+
+
 class Skeleton(Fixed):
     """The model without the modules at these paths, of which a process has one: it is lent to the layers of the chain one after
     the other. Its parameters have no values."""

@@ -1,0 +1,71 @@
+"""What each tensor of a forward is, without its values: two tensors of one name are computed by the same operations of the same
+tensors, in the same order, so that all their bits are the same.
+
+This is value numbering (Cocke and Schwartz 1970, Programming Languages and Their Compilers) of storages. A view has the name of
+its storage and its place in it; what is written into a storage gives it another name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from hetpipe.layers.replay.flow import tensors_in, written_by
+
+
+class Numbered(TorchDispatchMode):
+    """While it is entered, it knows the name of each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._name_of = dict[int, str]()
+        self._alive = list[Any]()  # storages, whose addresses no others get
+
+    def begins(self, tensor: Tensor, name: object) -> None:
+        """Give a tensor, and all that is a view of it, a name."""
+        self._put(tensor, _short(repr(name)))
+
+    def name(self, tensor: Tensor) -> str:
+        """The name of a tensor: of its storage, its place in it, and its type."""
+        key = int(tensor.untyped_storage()._cdata)
+        if key not in self._name_of:
+            self._put(tensor, _contents(tensor))
+        place = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype)
+        return f"{self._name_of[key]} {place}"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with_names = tree_map(lambda leaf: self.name(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        output = func(*args, **kwargs)
+        called = f"{func} {with_names}"
+        known = {int(tensor.untyped_storage()._cdata) for tensor in tensors_in((args, kwargs))}
+        for number, tensor in enumerate(tensors_in(output)):
+            if int(tensor.untyped_storage()._cdata) not in known:
+                self._put(tensor, _short(f"{called} {number}"))
+        for number, tensor in enumerate(written_by(func, args, kwargs)):
+            self._put(tensor, _short(f"{called} into {number}"))
+        return output
+
+    def _put(self, tensor: Tensor, name: str) -> None:
+        storage = tensor.untyped_storage()
+        self._alive.append(storage)
+        self._name_of[int(storage._cdata)] = name
+
+
+def _contents(tensor: Tensor) -> str:
+    """Of a storage that was there before: its bytes, or, where it has none to look at, its address."""
+    storage = tensor.untyped_storage()
+    if isinstance(tensor, FakeTensor) or storage.device.type != "cpu":
+        return f"at {storage._cdata}"
+    held = ctypes.string_at(storage.data_ptr(), storage.nbytes())  # no operation, which would give a tensor without values here
+    return hashlib.blake2b(held, digest_size=16).hexdigest()
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
