@@ -235,7 +235,10 @@ def test_a_layer_that_computes_of_something_else_is_seen(monkeypatch: pytest.Mon
     monkeypatch.setattr(Replayed, "_given_on", swapped)
     with pytest.raises(InputError, match="would be computed by other operations"):
         chain(Net("U"), x)
-    scaled = lambda given, number: tree_map(lambda each: each * (1 + 1e-9 * (number == 2)), given)  # noqa: E731
+
+    def scaled(given: Any, number: int) -> Any:
+        return tree_map(lambda each: each * (1 + 1e-9 * (number == 2)), given)
+
     monkeypatch.setattr(Replayed, "_given_on", lambda *given: scaled(real(*given), given[0].number))
     with pytest.raises(InputError, match="would be computed by other operations"):
         chain(Net("plain"), x)
