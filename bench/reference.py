@@ -87,7 +87,7 @@ def train_reference(job: Job) -> Truth:
 
 def _train(job: Job) -> Truth:
     section, data = job.train, build_data(job)
-    model = build_model(job, data.train, data.names)
+    model = build_model(job, data)
     engine = ReferenceEngine(model.layers, model.loss)
     optimizer = optimizer_factory(section.optimizer)(list(engine.trained_parameters()))
     scheduler = build_scheduler(section.scheduler, optimizer)

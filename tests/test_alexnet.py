@@ -25,7 +25,7 @@ def test_jobs_of_configs_can_be_read_and_built(file: Path, monkeypatch: pytest.M
     check_training(job)
     if job.data.name == "cifar10" and not CIFAR10.is_dir():
         pytest.skip("HETPIPE_DATA names no folder that holds 'cifar-10-batches-bin'")
-    model = build_model(job, build_data(job).train)
+    model = build_model(job, build_data(job))
     assert len(model.layers) >= 6
 
 

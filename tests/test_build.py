@@ -42,12 +42,12 @@ def training(**keys: Any) -> Job:
 def message(job: Job) -> str:
     """What building the job's data and model says."""
     with pytest.raises(InputError) as caught:
-        build_model(job, build_data(job).train)
+        build_model(job, build_data(job))
     return str(caught.value)
 
 
 def test_a_model_of_the_registry_with_the_seed_of_the_job() -> None:
-    data = build_data(job()).train
+    data = build_data(job())
     first, again, other = (build_model(training(seed=seed), data) for seed in (3, 3, 4))
     assert (first.name, len(first.layers)) == ("mlp", 6)
     assert (first.inputs.shape, first.targets.shape) == ((4, 8), (4,))  # type: ignore[union-attr]
@@ -59,7 +59,7 @@ def test_a_model_of_the_registry_with_the_seed_of_the_job() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_weights_and_floating_inputs_have_the_job_s_type(dtype: str) -> None:
     made = training(dtype=dtype)
-    model = build_model(made, build_data(made).train)
+    model = build_model(made, build_data(made))
     wanted = getattr(torch, dtype)
     assert {p.dtype for p in model.layers.parameters()} == {wanted}
     assert model.inputs.dtype is wanted  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def test_a_user_s_own_model_data_and_loss() -> None:
     data = {"target": USER + "regression", "args": {"samples": 6}}
     own = job(model={"target": USER + "two_layers", "args": {"width": 5}}, data=data, loss={"target": USER + "absolute"})
     found = build_data(own)
-    model = build_model(own, found.train)
+    model = build_model(own, found)
     assert (len(found.train), found.test, model.name) == (6, None, USER + "two_layers")  # type: ignore[arg-type]
     assert model.layers[0].out_features == 5
     assert float(model.loss.function(torch.ones(2), torch.zeros(2))) == 1.0
@@ -79,7 +79,7 @@ def test_a_user_s_own_model_data_and_loss() -> None:
 def test_floating_targets_have_the_model_s_type() -> None:
     """float64 targets beside a float32 model end in "Found dtype Double but expected Float" in the backward of mse."""
     own = job(model={"target": USER + "two_layers"}, data={"target": USER + "regression"}, loss={"name": "mse"})
-    model = build_model(own, build_data(own).train)
+    model = build_model(own, build_data(own))
     assert model.targets.dtype is torch.float32  # type: ignore[union-attr]
     mse(model.layers(model.inputs), model.targets).backward()
 
@@ -160,7 +160,7 @@ def test_a_job_weighs_its_classes() -> None:
     expected = float(weighted(output, targets))
     for section in ({"class_weights": CLASS_WEIGHTS.tolist()}, {"target": USER + "weighted", "weight_fn": USER + "weight_of"}):
         made = job(loss=section, **own)
-        loss = build_model(made, build_data(made).train).loss
+        loss = build_model(made, build_data(made)).loss
         assert loss.count(targets) == pytest.approx(float(CLASS_WEIGHTS[targets].sum()))
         parts = zip(output.split(3), targets.split(3), strict=True)
         assert float(sum(loss.share(*part, loss.count(targets)) for part in parts)) == pytest.approx(expected)
@@ -177,7 +177,7 @@ def test_batch_norm_needs_a_choice() -> None:
     assert "write 'batch_norm: per_microbatch' in the job's model section" in text
     assert "deferred needs the fairscale or torchgpipe back end" in message(job(model={**net, "batch_norm": "deferred"}, **own))
     chosen = job(model={**net, "batch_norm": "per_microbatch"}, **own)
-    assert len(build_model(chosen, build_data(chosen).train).layers) == 5
+    assert len(build_model(chosen, build_data(chosen)).layers) == 5
 
 
 def test_a_job_says_that_layers_may_couple_samples_before_anything_is_measured() -> None:
@@ -186,7 +186,7 @@ def test_a_job_says_that_layers_may_couple_samples_before_anything_is_measured()
 
     def profile(**section: Any) -> Profile:
         own = job(model={"target": USER + "with_centring", **section}, data={"target": USER + "points"})
-        return profile_cluster(build_model(own, build_data(own).train), cluster, world, options, torch.optim.SGD)
+        return profile_cluster(build_model(own, build_data(own)), cluster, world, options, torch.optim.SGD)
 
     with pytest.raises(InputError, match=r"^layer '1' \(Centre\) couples the samples of a batch: .*'coupled_layers: "):
         profile()

@@ -1,6 +1,6 @@
 """hetpipe/building/data.py: each sample exactly once an epoch, resuming, unequal parts."""
 
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import pytest
@@ -184,7 +184,7 @@ def test_batches_of_groups_hold_one_each_and_go_on_with_any_other_batch(batch: i
         left = [each.tolist() for each in islice(second.forever(), len(second))]
         assert all(len(GROUPS[numbers].unique()) == 1 for numbers in left)
         here = seen if cut < sampler.batches_per_epoch else seen[sampler.batches_per_epoch :]
-        assert sorted(sum([*here, *left], [])) == list(range(len(GROUPS))) or not here
+        assert sorted(chain.from_iterable([*here, *left])) == list(range(len(GROUPS))) or not here
         if later == batch:
             assert seen + left == whole[: cut + len(left)]
 

@@ -208,7 +208,7 @@ def test_labels_come_last_and_what_is_ignored_is(ignored: int, kind: str) -> Non
     assert labels.dtype == torch.int64
     assert bool((labels[:, -1] == -100).all())
     assert torch.equal(labels[:, :-1], targets[:, :-1].long())
-    model = build_model(given, found.train)
+    model = build_model(given, found)
     materialise(model.layers)
     plain = build_loss(LossSection(weight="tokens", ignore_index=ignored))
     layers = build_layers(job({}))
@@ -242,7 +242,7 @@ def with_labels(labels: Any = 3) -> nn.Sequential:
 def test_jobs_that_cannot_are_told_why(change: dict[str, Any], message: str) -> None:
     wrong = job({"fused": True}, **change)
     with pytest.raises(InputError, match=message):
-        build_model(wrong, build_data(wrong).train)
+        build_model(wrong, build_data(wrong))
 
 
 def test_auto_stays_plain_where_a_model_has_no_labels() -> None:
@@ -251,7 +251,7 @@ def test_auto_stays_plain_where_a_model_has_no_labels() -> None:
         model={"name": "mlp", "args": {"inputs": 32, "width": 8, "outputs": 10}},
         data={"name": "random_classification"},
     )
-    model = build_model(made, build_data(made).train)
+    model = build_model(made, build_data(made))
     assert len(as_tuple(model.inputs)) == 1
     assert getattr(model.loss.function, "func", None) is not fused_cross_entropy
 
@@ -260,7 +260,7 @@ def test_a_target_that_would_be_ignored_by_another_number_is_refused() -> None:
     data = {"target": "tests.test_fused_loss:masked", "args": {"ignored": -100}}
     wrong = job({"fused": True, "ignore_index": 0}, data=data)
     with pytest.raises(InputError, match=r"a target is -100, which is no class, but loss.ignore_index is 0"):
-        build_model(wrong, build_data(wrong).train)
+        build_model(wrong, build_data(wrong))
 
 
 @pytest.mark.parametrize(

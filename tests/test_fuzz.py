@@ -112,7 +112,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def up_to_where_ranks_start(job: Job, *_: object) -> None:
     check_training(job)
-    build_model(job, build_data(job).train)
+    build_model(job, build_data(job))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

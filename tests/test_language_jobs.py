@@ -78,11 +78,12 @@ def test_chats_train_over_unequal_replicas_as_on_one_device(tmp_path: Path, opti
 
 def test_a_profile_of_chats_has_the_seconds_of_their_mix(tmp_path: Path) -> None:
     read = Job.read(job(Folder(tmp_path)))
-    data: Any = build_data(read).train
+    found = build_data(read)
+    data: Any = found.train
     shares = size_shares(data, read.train)
     assert len(shares) >= 2
     assert sum(shares.values()) == pytest.approx(1)
-    model = build_model(read, data)
+    model = build_model(read, found)
     shorter = shorter_batches(data, read.train)
     assert [row_shapes(b.inputs) for b in model.shorter] == [row_shapes(b.inputs) for b in shorter]
     assert [row_shapes(b.targets) for b in shorter] == [row_shapes(b.inputs) for b in shorter]

@@ -350,7 +350,7 @@ def test_what_is_refused(words: str, tmp_path: Path) -> None:
     def built(document: dict[str, Any]) -> None:
         job = Job.parse(document, "the test's")
         build_loss(job.loss)
-        build_layers(job, build_data(job).names)
+        build_layers(job, build_data(job))
 
     for changes, message in cases:
         assert message in refusal(built, document={**document, **changes}), changes

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hetpipe.building.build import build_data, build_model
+from hetpipe.building.called import masked_first
 from hetpipe.building.content import same_content
 from hetpipe.building.data import EpochSampler, Ragged, fetch, size_for
 from hetpipe.building.feed import Batch, Feed, Reading
-from hetpipe.building.masked import masked_first
 from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.language.conversations import chat
@@ -122,14 +122,14 @@ def test_data_of_ones_own_of_different_lengths(tmp_path: Path) -> None:
     """The model's sample has the largest size."""
     job = own_job(tmp_path, "steps")
     data = build_data(job)
-    model = build_model(job, data.train, data.names)
+    model = build_model(job, data)
     assert model.inputs.shape == (4, 8)  # type: ignore[union-attr]
     sizes = [size_for(data.train, batch) for batch in EpochSampler(6, 4, seed=0)]
     assert [(batch.inputs.shape[1], batch.share) for batch in model.shorter] == (  # type: ignore[union-attr]
         [(4, sizes.count(4) / 2)] if 4 in sizes else []
     )
     single = own_job(tmp_path, "steps", train={"global_batch": 1, "steps": 1})
-    (shorter,) = build_model(single, data.train, data.names).shorter
+    (shorter,) = build_model(single, data).shorter
     assert shorter.inputs.tolist() == [[4] * 4, [3, 3, 3, 0], [2, 2, 0, 0], [1, 0, 0, 0]]  # type: ignore[union-attr]
     assert shorter.share == pytest.approx(4 / 6)
     same_content(data.train, {}, alone())
@@ -173,7 +173,7 @@ def build(talk: dict[str, Any], data: dict[str, Any] | None = None, **sections: 
     chats = {"name": "chat", "args": {**talk, "length": 40, **(data or {})}}
     job = own_job(Path(), "steps", **{"data": chats, **sections})
     found = build_data(job)
-    return build_model(job, found.train, found.names), found
+    return build_model(job, found), found
 
 
 def test_a_model_is_measured_by_rows_that_need_a_mask(talk: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ def session_of(file: Path) -> tuple[Session, Profile, Plan]:
     cluster, data = job.read_cluster(), build_data(job)
     assert cluster is not None
     assert job.profile is not None
-    model = build_model(job, data.train, data.names)
+    model = build_model(job, data)
     session = Session(job=job, world=alone(), cluster=cluster, model=model, data=data, content=Content.model_construct())
     profile = Profile.load(job.profile)
     return session, profile, new_plan(session, profile, Request.by(job))

@@ -48,7 +48,7 @@ def test_its_small_brother_trains_the_same_way(file: Path, monkeypatch: pytest.M
     job.check_files()
     check_training(job)
     assert (job.adapter is None) == (large.adapter is None)
-    model = build_model(job, build_data(job).train)
+    model = build_model(job, build_data(job))
     assert len(model.layers) == job.model.args["num_hidden_layers"] + 2
     trained = sum(p.numel() for p in model.layers.parameters() if p.requires_grad)
     assert (trained == sum(p.numel() for p in model.layers.parameters())) == (job.adapter is None)

@@ -289,7 +289,7 @@ def test_what_is_no_stream_to_train_on_is_refused(what: str, tmp_path: Path) -> 
 
 def looked_at(job: Job) -> None:
     splits = build_data(job)
-    build_model(job, splits.train, splits.names)
+    build_model(job, splits)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_profile_of_other_layers_that_train_is_refused_and_one_that_does_not_say_is_not(tmp_path: Path) -> None:
     job = Job.read(Folder(tmp_path).ready())
-    model, profile = build_model(job, build_data(job).train), Profile.load(tmp_path / "profile.json")
+    model, profile = build_model(job, build_data(job)), Profile.load(tmp_path / "profile.json")
     layers = [layer.model_copy(update={"trained_bytes": 0}) if i == 2 else layer for i, layer in enumerate(profile.layers)]
     frozen = profile.model_copy(update={"layers": tuple(layers)})
     message = r"frozen.json is not .* \(of layer 2, 'block1', 0 parameter bytes train, in the model 8832\)"

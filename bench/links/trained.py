@@ -21,7 +21,7 @@ def main(folder: Path) -> None:
     profile = obtain_profile(session, Request.by(job), fresh=True)
     found = {}
     for name, document in json.loads((folder / "plans.json").read_text()).items():
-        model = build_model(job, session.data.train, session.data.names)  # as before the last plan trained
+        model = build_model(job, session.data)  # as before the last plan trained
         session = replace(session, model=model)
         engine = join(session, Plan.parse(document, name), profile)
         assert engine is not None, f"{name} leaves a device out"

@@ -143,7 +143,7 @@ def trained(job: Job, plan: Plan, profile: Profile | None, rounds: int) -> list[
     for number in range(rounds):
         row: dict[str, Any] = {}
         for name in list(WAYS)[:: -1 if number % 2 else 1]:
-            session = replace(session, model=build_model(job, session.data.train, session.data.names))
+            session = replace(session, model=build_model(job, session.data))
             own = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"wait": WAYS[name]})})
             engine = joined(session, plan, profile)
             assert engine is not None

@@ -123,7 +123,7 @@ def trained(job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profi
     session, found = open_session(job), dict[str, list[Ran]]()
     for _ in range(rounds):
         for name, plan in plans.items():
-            session = replace(session, model=build_model(job, session.data.train, session.data.names))
+            session = replace(session, model=build_model(job, session.data))
             engine = join(session, plan, profile)
             if engine is None:
                 continue

@@ -74,7 +74,7 @@ def trained(job: Job, plans: Mapping[str, Plan], steps: Mapping[str, int], profi
     session, found = open_session(job), dict[str, list[Ran]]()
     for _ in range(rounds):
         for name, plan in plans.items():
-            model = build_model(job, session.data.train, session.data.names)  # as before the last plan trained
+            model = build_model(job, session.data)  # as before the last plan trained
             session = replace(session, model=model)
             engine = join(session, plan, profile)
             if engine is None:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, count_of, fetch
+from hetpipe.building.called import called_with, masked_first, refuse_other_inputs
+from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, count_of, fetch, largest_of
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import evaluated_section, refuse_nothing
 from hetpipe.building.fused import fused_loss, labels_of, rows_of, scored, with_labels
 from hetpipe.building.lengths import shorter_batches
-from hetpipe.building.masked import extras_of, masked_first
 from hetpipe.building.streams.streamed import Streamed, is_stream
 from hetpipe.documents.guesses import guesses
 from hetpipe.documents.job import Job
@@ -237,20 +237,25 @@ def _try_schedule(section: SchedulerSection, optimizer: torch.optim.Optimizer, s
         ) from error
 
 
-def build_layers(job: Job, names: Sequence[str] | None = None) -> Any:
-    """What the job's model function returns: an nn.Sequential, if it is right. `names`: what the tensors of a sample's inputs
-    are. A function with an argument `extras` is told those behind the first, unless the job says otherwise."""
+def build_layers(job: Job, data: DataSplits | None = None) -> Any:
+    """What the job's model function returns: an nn.Sequential, if it is right. `data`: those that it is to train on. A function
+    with an argument `extras` is told which tensors a sample's inputs have behind the first, unless the job says otherwise; one
+    with an argument `called` how the model is called with samples (`DataSplits.called`), for which data are built if there are
+    none."""
     function, theirs = _function(job.model, registry.model), job.model.target is not None
-    arguments, takes = dict(job.model.args), "extras" in inspect.signature(function).parameters
+    arguments, known = dict(job.model.args), inspect.signature(function).parameters
+    names, takes = data.names if data is not None else None, "extras" in known
     if names is not None and takes:
         arguments.setdefault("extras", list(names[1:]))
+    if "called" in known:
+        arguments["called"] = called_with(job, data or build_data(job))
     with drawing(job.train.seed):
         arguments |= _labels(job) or rows_of(job, function)
         layers = _call(function, arguments, f"model {job.model.label!r}", theirs=theirs)
     if not isinstance(layers, nn.Sequential):
         return layers
-    if names is not None:
-        _refuse_other_inputs(job, layers, names[1:], named=takes)
+    if names is not None and "called" not in known:
+        refuse_other_inputs(job, layers, names[1:], named=takes)
     if job.model.tensor_parallel is not None:
         set_styles(layers, job.model.tensor_parallel, "model.tensor_parallel")
     if job.adapter is not None:
@@ -271,24 +276,6 @@ def _refuse_fixed_score(layers: nn.Sequential, job: Job) -> None:
         )
 
 
-def _refuse_other_inputs(job: Job, layers: nn.Sequential, extras: Sequence[str], *, named: bool) -> None:
-    """InputError if the model takes one of the data's tensors for another: a mask for positions, say. A model of ours takes a
-    mask behind the tokens, if anything, where neither its function nor its layers name what they take."""
-    found = extras_of(layers)
-    if found is None and (named or job.model.target is not None):
-        return
-    own = ("attention_mask",) if found is None else found
-    if own[: len(extras)] == tuple(extras):
-        return
-    advice = f"write extras: [{', '.join(extras)}] in its args, or leave extras out there"
-    if found is None:
-        advice = "take model causal_lm, or data without them (pack: false)"
-    raise InputError(
-        f"data {job.data.label!r} gives {', '.join(extras)} beside tokens, but model {job.model.label!r} takes "
-        f"{', '.join(own) or 'nothing'}. To fix this, {advice}"
-    )
-
-
 def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
     """Let the matrices that do not train be held as the job says. InputError if there is none."""
     frozen = [p for p in layers.parameters() if not p.requires_grad and p.is_floating_point() and p.ndim > 1 and not stays(p)]
@@ -301,13 +288,14 @@ def _hold_frozen(layers: nn.Sequential, job: Job) -> None:
         parameter.data = parameter.data.to(torch_type(job.frozen_dtype))
 
 
-def build_model(job: Job, data: MapDataset, names: Sequence[str] | None = None) -> Model:
-    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is a few of the data's, first
-    those that need a mask; some others are looked at, too, so that what does not fit together is known before anything is
-    measured. `names`: as in DataSplits."""
-    layers = build_layers(job, names)
-    size = count_of(data) or SAMPLES  # of a stream, the first
-    numbers = sorted({round(i * (size - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})
+def build_model(job: Job, splits: DataSplits) -> Model:
+    """The job's model, with weights drawn from `train.seed`: the same on every rank. The sample is a few of those to train on,
+    first those that need a mask; some others are looked at, too, so that what does not fit together is known before anything is
+    measured."""
+    layers = build_layers(job, splits)
+    data: MapDataset = splits.train
+    names, every = splits.names, largest_of(data, SAMPLES)
+    numbers = [every[i] for i in sorted({round(i * (len(every) - 1) / (SAMPLES - 1)) for i in range(SAMPLES)})]
     try:
         inputs, targets = (as_type(x, job.train.dtype) for x in fetch(data, torch.tensor(numbers), job.train.seed, 0))
     except (TypeError, ValueError) as error:

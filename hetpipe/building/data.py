@@ -233,6 +233,13 @@ def count_of(dataset: object) -> int | None:
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 
+def largest_of(dataset: MapDataset, first: int) -> Sequence[int]:
+    """The numbers of all samples that may be in a batch with the largest; of a stream, of so many at its beginning."""
+    if isinstance(dataset, Grouped):
+        return (dataset.lengths == dataset.sizes[-1]).nonzero().flatten().tolist()
+    return range(count_of(dataset) or first)
+
+
 def size_for(dataset: MapDataset, numbers: Tensor) -> int | None:
     """The size to which a global batch of int64 [b] numbers is padded; None where samples are all of one shape."""
     if not isinstance(dataset, Ragged):

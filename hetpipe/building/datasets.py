@@ -41,16 +41,34 @@ class Samples(Dataset[Sample], ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Called:
+    """How a model is called with samples that have names.
+
+    Attributes:
+        values: its arguments by name for a batch of one sample, of shapes as large as any: tensors [1, …], lists with one entry
+            for the one sample, and other values. A sample's inputs are the tensors among them, in this order, and an empty
+            tensor [0, number] for each whole number of `sizes`.
+        alone: names of tensors that have no samples for the model, and are the same for all samples of a batch.
+        sizes: names of values whose whole numbers may be others in another batch.
+    """
+
+    values: Mapping[str, Any]
+    alone: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSplits:
     """What a data function returns: samples to train on, and some held out, or None. `names`: what the tensors of a sample's
     inputs are, as a model of transformers calls them (input_ids, attention_mask, position_ids); None where that is not known.
     `made_of`: what samples hang on beside files, in plain values: digests of a `tokenizer` and of a `template` of chats, and the
-    tokens that end what is learned (`ends`)."""
+    tokens that end what is learned (`ends`). `called`: how a model is called with samples, where it takes its inputs by name."""
 
     train: Dataset[Sample]
     test: Dataset[Sample] | None = None
     names: tuple[str, ...] | None = None
     made_of: Mapping[str, Any] = field(default_factory=dict)
+    called: Called | None = None
 
 
 class Images(Samples):

@@ -121,7 +121,7 @@ class _Course:
         if handing is not None:
             self.session = handing.leave(run, before, plan, profile.joined(self.session.cluster))
         elif not self.has_whole_model:
-            model = build_model(self.session.job, self.session.data.train, self.session.data.names)
+            model = build_model(self.session.job, self.session.data)
             self.session = replace(self.session, model=model)
         del run
         gc.collect()  # the engine of the leg before, whose parts know each other, holds memory of its device

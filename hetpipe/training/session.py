@@ -179,7 +179,7 @@ def open_session(job: Job) -> Session:
         activity.say(f"building the data {job.data.label!r}")
         data = build_data(job)
         activity.say(f"building the model {job.model.label!r}")
-        model = build_model(job, data.train, data.names)
+        model = build_model(job, data)
         refuse_unseen(model, data)
         activity.say("waiting for the other ranks")
         with showing_others(activity):

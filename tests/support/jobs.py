@@ -89,7 +89,7 @@ class Folder:
             {key: value for key, value in document.items() if key not in ("cluster", "profile", "plan")}, str(job_file)
         )
         data = build_data(job)
-        model = build_model(job, data.train, data.names)
+        model = build_model(job, data)
 
         def measured(kind: str) -> Measurement:
             rows = tuple(tuple(seconds * size for _ in model.layers) for size in (1, 4))

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from hetpipe.building.called import extras_of
 from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
-from hetpipe.building.masked import extras_of
 from hetpipe.hf.chain import SCORE
 from hetpipe.hf.replay.classes import causal_lm_of
 from hetpipe.hf.replay.tiny import limits_of, tiny

@@ -179,7 +179,7 @@ class Handing:
 
     def _build(self) -> None:
         session = self.session
-        self.session = replace(session, model=build_model(session.job, session.data.train, session.data.names))
+        self.session = replace(session, model=build_model(session.job, session.data))
         self._modules = Modules(self.session.model.layers)
 
     def _range(self, plan: Plan) -> range:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from hetpipe.building.masked import extras_of, masked_first
+from hetpipe.building.called import extras_of, masked_first
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.job import BatchNorm, CoupledLayers, ProfileSection
 from hetpipe.documents.options import PlanOptions
