@@ -271,7 +271,25 @@ def mse(output: Tensors, targets: Tensors) -> Tensor:
     return nn.functional.mse_loss(prediction, wanted)
 
 
-LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "mse": mse}
+def denoising(output: Tensors, targets: Tensors) -> Tensor:
+    """Mean, over samples, of the squared error of what a diffusion model predicts, [b, …], times each sample's weight: `targets`
+    are (what is to be predicted [b, …], weight [b]). Of a model that gives variances, too, in as many channels (dimension 1)
+    behind those of what it predicts (Nichol and Dhariwal 2021, section 3.1), these are left out."""
+    (prediction, *_), (wanted, *weights) = as_tuple(output), as_tuple(targets)
+    if len(weights) != 1:
+        raise InputError(f"denoising: targets must be what is to be predicted, and a weight, found {1 + len(weights)} tensors")
+    if prediction.ndim > 1 and prediction.shape[1] == 2 * wanted.shape[1]:
+        prediction = prediction[:, : wanted.shape[1]]
+    if prediction.shape != wanted.shape:
+        raise InputError(
+            f"denoising: the model predicts {tuple(prediction.shape)}, and is to predict {tuple(wanted.shape)}: both must be "
+            "equal"
+        )
+    errors = (prediction.to(wanted.dtype) - wanted).square()
+    return (errors.flatten(1).mean(1) * weights[0]).mean()
+
+
+LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "mse": mse, "denoising": denoising}
 
 
 def accuracy(output: Tensors, targets: Tensors, ignore_index: int = -100) -> tuple[float, int]:

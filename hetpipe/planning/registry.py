@@ -20,6 +20,7 @@ DATASETS = {
     "instructions": "hetpipe.language.conversations",
     "preferences": "hetpipe.language.conversations",
     "text": "hetpipe.language.documents",
+    "latents": "hetpipe.diffusion.latents",
     "cifar10": "hetpipe.building.datasets",
     "random_classification": "hetpipe.building.datasets",
     "source_packages": "hetpipe.building.texts",

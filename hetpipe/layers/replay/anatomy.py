@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Called(Fixed):
 class Anatomy(Fixed):
     """Calls in their order, of which each layer of the chain has those from one of `begins` to the next; `names`: of the layers.
     `lists`: path of a module → the path of the list of blocks that it is in, if any. `of_output`: sources. `inputs`: how
-    many tensors the chain is given."""
+    many tensors the chain is given. `outputs`: how many the model returns; `listed`: these are one for each sample."""
 
     calls: tuple[Called, ...]
     lists: Mapping[str, str | None]
@@ -94,6 +94,8 @@ class Anatomy(Fixed):
     names: tuple[str, ...]
     inputs: int
     of_output: Sources
+    outputs: int
+    listed: bool = False
     _tracks: dict[int, tuple[Track, ...]] = field(default_factory=dict)
 
     def span(self, layer: int) -> range:
@@ -183,7 +185,7 @@ def anatomy_of(model: nn.Module, runs: Sequence[tuple[Sequence[Tensor], Mapping[
     strange = [name for name in sorted(used) if any(name.startswith(f"{path}.") for path in lists)]
     if strange:
         raise InputError(f"{_kind(model)} cannot be cut into layers: {strange[0]!r} is used outside of its module, too")
-    return first
+    return replace(first, listed=any(other.outputs != first.outputs for other in others))
 
 
 def _alone(kind: str, path: str, one: Output, two: Output) -> tuple[bool, ...]:
@@ -251,12 +253,13 @@ def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Te
         return output.holding(own)
 
     with _hooked(model, lists, before, behind), torch.no_grad(), flow:
-        of_output = flow.sources(tensors_in(model(**given)))
+        outputs = tensors_in(model(**given))
+        of_output = flow.sources(outputs)
     missing = [path for path, of in lists.items() if of and path not in {call.path for call in calls}]
     if missing:
         raise InputError(f"{_kind(model)} cannot be cut into layers: {missing[0]!r} is not called")
     begins, names = _layers([(call.path, lists[call.path]) for call in calls])
-    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output)
+    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output, len(outputs))
 
 
 @contextmanager

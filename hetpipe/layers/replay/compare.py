@@ -12,7 +12,7 @@ from hetpipe.layers.model import as_value
 from hetpipe.layers.replay.anatomy import Anatomy
 from hetpipe.layers.replay.flow import tensors_in
 from hetpipe.layers.replay.given import Given
-from hetpipe.layers.replay.layers import layers_of
+from hetpipe.layers.replay.layers import layers_of, outputs_in
 from hetpipe.layers.replay.numbered import Numbered
 from hetpipe.layers.replay.skeleton import Skeleton, fill, without_values
 from hetpipe.layers.untouched.fakes import fake_tensors
@@ -38,7 +38,7 @@ def check_alike(model: nn.Module, anatomy: Anatomy, given: Given, tensors: Seque
                 numbered.begins(parameter, name)
             wanted, found = (
                 [numbered.name(tensor) for tensor in tensors_in(value)]
-                for value in (copied(**given.arguments(inputs)), layers(as_value(inputs)))
+                for value in (outputs_in(copied(**given.arguments(inputs)), anatomy), layers(as_value(inputs)))
             )
     if len(wanted) != len(found):
         raise InputError(f"{kind} gives {len(wanted)} tensors, and cut into layers {len(found)}")

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError
@@ -86,7 +87,7 @@ class Replayed(nn.Module):
         with skeleton.lent(like, parameters, helpers):
             value = skeleton.run(act, vars(self)["given"].arguments(inputs))
         if number == len(anatomy.names) - 1:
-            return as_value(tensors_in(value))
+            return outputs_in(value, anatomy)
         return self._given_on(have, len(tensors[0]))
 
     def _taken(self, tensors: Sequence[Tensor]) -> dict[Source, Tensor]:
@@ -115,6 +116,12 @@ class Replayed(nn.Module):
                 tensor = tensor.expand(samples, *tensor.shape)
             found.append(tensor.new_empty((len(tensor), 0, *tensor.shape[1:])) if hollow else tensor)
         return as_value(found)
+
+
+def outputs_in(value: Any, anatomy: Anatomy) -> Tensors:
+    """What the chain gives of what the model returns: its tensors, [b, …] where there is one for each sample."""
+    found = tensors_in(value)
+    return torch.stack(found) if anatomy.listed else as_value(found)
 
 
 def layers_of(
