@@ -194,7 +194,7 @@ def _refuse_layers(model: Model, cluster: Cluster, world: World, device: Device,
     if world.rank == rank and model.coupled_layers is None:
         on = torch_device(cluster.device_types[device.type], device.index)
         with Activity("trying the layers", shown=world.is_main), one_thread(on):
-            given = cut_to_try(model.inputs).to(on)
+            given = cut_to_try(model.inputs, model.layers[0]).to(on)
             measured = [named_layers(model.layers)[index] for index in kinds_of(model).measured]
             fault = try_layers(measured, given, lambda layer: layer_on(model.layers, layer, on)).fault
     fault = next((told for told in world.gather(fault) if told is not None), None)

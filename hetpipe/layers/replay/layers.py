@@ -45,6 +45,13 @@ class Replayed(nn.Module):
             self.register_parameter(own, model.get_parameter(name))
 
     @property
+    def shared_inputs(self) -> tuple[int, ...]:
+        """Return which of the chain's inputs have the same row for each sample."""
+        given: Given = vars(self)["given"]
+        leaves = (leaf for leaf in given.leaves if leaf.is_tensor)
+        return tuple(number for number, leaf in enumerate(leaves) if leaf.alone or leaf.sized)
+
+    @property
     def base_digest(self) -> str | None:
         """Of what its values are read from, if they are."""
         source: Values | None = vars(self)["source"]

@@ -64,7 +64,7 @@ def fill(model: nn.Module) -> None:
                     held[name] = made.setdefault(id(tensor), new)
 
 
-class Skeleton(Fixed):
+class Skeleton:
     """The model without the modules at these paths, of which a process has one: it is lent to the layers of the chain one after
     the other. Its parameters have no values."""
 

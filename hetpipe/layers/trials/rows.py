@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hetpipe.layers.model import Tensors, alongside, as_tuple, batch_size
 from hetpipe.layers.numbers import without_autocast
+from hetpipe.layers.transforms import uncompiled
 from hetpipe.layers.trials.compare import growing, lie_in
 
 ROWS = 4  # that a model is tried on, at most
@@ -57,14 +58,20 @@ class TrialRows(NamedTuple):
         return TrialRows(whole, (first, second), self.rows)
 
 
-def rows_to_try(inputs: Tensors) -> tuple[Tensor, ...]:
-    """A few rows of a batch of the model's inputs, no two alike: where they are, or there is one, others are made by turning."""
+def rows_to_try(inputs: Tensors, first: nn.Module | None = None) -> tuple[Tensor, ...]:
+    """A few rows of a batch of the model's inputs, no two alike: where they are, or there is one, others are made by turning.
+    `first`: the layer that takes them, which may have inputs whose rows are all the same (`shared_inputs`, by number)."""
+    shared = getattr(uncompiled(first), "shared_inputs", ()) if first is not None else ()
     rows = min(ROWS, batch_size(inputs))
     taken = tuple(t[:rows].detach() for t in as_tuple(inputs))
     flat = taken[0].reshape(rows, -1)
     if rows == 1 or bool((flat == flat[:1]).all()):
         with without_autocast(taken[0].device):
-            return tuple(torch.cat([t[:1].roll(k, 1) if t.ndim > 1 else t[:1] for k in range(max(2, rows))]) for t in taken)
+            turns = [t.ndim > 1 and number not in shared for number, t in enumerate(taken)]
+            every = range(max(2, rows))
+            return tuple(
+                torch.cat([t[:1].roll(k, 1) if turn else t[:1] for k in every]) for t, turn in zip(taken, turns, strict=True)
+            )
     return taken
 
 
@@ -74,8 +81,8 @@ def sizes_to_try(samples: int) -> tuple[int, int, int]:
     return rows, rows // 2, rows - rows // 2
 
 
-def cut_to_try(inputs: Tensors) -> TrialRows:
-    """A few rows of a batch of the model's inputs, together and in two parts."""
-    rows = rows_to_try(inputs)
+def cut_to_try(inputs: Tensors, first: nn.Module | None = None) -> TrialRows:
+    """A few rows of a batch of the model's inputs, together and in two parts. `first`: see `rows_to_try`."""
+    rows = rows_to_try(inputs, first)
     _, middle, rest = sizes_to_try(len(rows[0]))
     return TrialRows(rows, (tuple(t[:middle] for t in rows), tuple(t[middle:] for t in rows)), (middle, rest))

@@ -193,7 +193,7 @@ class OneProcessEngine(PlanEngine):
 
     def _try_layers(self, inputs: Tensors | None, samples: int) -> Outcome:
         assert inputs is not None
-        given = cut_to_try(inputs)
+        given = cut_to_try(inputs, self._parts[0].stage[0])
         seats = zip(self._replica_plan.stages, self._parts, self.boundaries.stages, self.devices, strict=True)
         for stage, part, types, device in seats:
             entering = given.to(device).each(types.entered)

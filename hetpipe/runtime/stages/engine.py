@@ -326,13 +326,13 @@ class TorchEngine(PlanEngine):
         not."""
         if len(self._replica_plan.stages) == 1:
             assert inputs is not None
-            return cut_to_try(inputs).to(self.device).each(self._own_types.entered)
+            return cut_to_try(inputs, self.stage[0]).to(self.device).each(self._own_types.entered)
         sizes = sizes_to_try(samples)
         try:
             ends = self._crossing(sizes, training=True).ends
         except InputError as error:  # on all stages alike
             return str(error)
-        cut = cut_to_try(inputs) if inputs is not None and self.index == 0 else None
+        cut = cut_to_try(inputs, self.stage[0]) if inputs is not None and self.index == 0 else None
         trying = Trying(self.stage, [leaves for _, leaves in ends])
         run = StageRun(
             trying,
