@@ -91,7 +91,7 @@ def _train(job: Job) -> Truth:
     engine = ReferenceEngine(model.layers, model.loss)
     optimizer = optimizer_factory(section.optimizer)(list(engine.trained_parameters()))
     scheduler = build_scheduler(section.scheduler, optimizer)
-    sampler = EpochSampler(len(data.train), section.global_batch, seed=section.seed)  # type: ignore[arg-type]
+    sampler = EpochSampler.of(data.train, section.global_batch, seed=section.seed)
     batches, losses = sampler.forever(), list[float]()
     steps = section.steps or (section.epochs or 0) * sampler.batches_per_epoch
     with Activity("training on one device", total=steps) as activity:
@@ -111,7 +111,8 @@ def _train(job: Job) -> Truth:
     if count == 0:
         return Truth(losses, None)
     metric, parts = counted_by(model.loss), list[Evaluation]()
-    for batch in torch.split(torch.arange(count), section.global_batch):
+    assert data.test is not None
+    for batch in EpochSampler.of(data.test, section.global_batch, shuffle=False, first=count):
         parts.append(engine.evaluate(*_rows(data.test, batch, job, section.seed, "test"), metric))
     weight, counted = sum(p.weight for p in parts), sum(p.counted for p in parts)
     hits = sum((p.metric or 0.0) * p.counted for p in parts)

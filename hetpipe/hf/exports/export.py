@@ -30,16 +30,19 @@ from hetpipe.files.writing import check_folder, make_folder, write_text
 from hetpipe.hf.adapters.merged import check_mergeable, merged_layers
 from hetpipe.hf.adapters.peft_folder import Base, write_adapters, write_named
 from hetpipe.hf.chain import HFLayer, Origin
+from hetpipe.hf.exports import diffusion
 from hetpipe.hf.exports.beside import write_beside
-from hetpipe.hf.folder import INDEX, WEIGHTS
+from hetpipe.hf.exports.diffusion import stored_shards, transformer_of, write_lora
+from hetpipe.hf.folder import WEIGHTS
 from hetpipe.hf.stored import as_stored
 from hetpipe.layers.adapters.adapt import adapter_of
-from hetpipe.layers.adapters.names import Trained, split_kind
+from hetpipe.layers.adapters.names import Trained, split_kind, trained_in
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled, written_names
 from hetpipe.processes.world import alone
 
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+INDEX_OF = "{}.index.json"
 SHARD_BYTES = 1 << 30  # a process that writes holds so much, and one layer
 
 
@@ -85,8 +88,11 @@ def export_weights(
         target = _export_adapted(model, section, saved, available, folder, merge=merge)
     elif model is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in model):
         target = _export_folder(model, saved, available, folder)
+    elif model is not None and (transformer := transformer_of(model)) is not None:
+        target = _export_plain(model, saved, available, folder, stored_shards(model, SHARD_BYTES), diffusion.WEIGHTS)
+        transformer.save_config(str(target))
     else:
-        target = _export_plain(model, saved, available, folder)
+        target = _export_plain(model, saved, available, folder, list(_plain_shards(available)))
     write_beside(target, _origin_of(model), state, whole=section is None or merge)
     return target
 
@@ -107,11 +113,18 @@ def _origin_of(layers: nn.Sequential | None) -> Origin | None:
     return found.origin if isinstance(found, HFLayer) else None
 
 
-def _export_plain(layers: nn.Sequential | None, saved: Stored, available: PartTensors, folder: str | Path) -> Path:
+def _export_plain(
+    layers: nn.Sequential | None,
+    saved: Stored,
+    available: PartTensors,
+    folder: str | Path,
+    shards: Iterable[Mapping[str, str]],
+    called: str = WEIGHTS,
+) -> Path:
     if layers is not None and (faults := model_faults(available, layers, surplus=True)):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
-    _write_shards(_plain_shards(available), available, target)
+    _write_shards(shards, available, target, called=called)
     return target
 
 
@@ -127,7 +140,10 @@ def _export_adapted(
         return available.read(f"{MODEL}{name}")
 
     if not merge:
-        return write_adapters(layers, section, read, folder)
+        written = write_adapters(layers, section, read, folder)
+        if transformer_of(layers) is not None:
+            write_lora(trained_in(layers), section, read, written)
+        return written
     origin = _origin_of(layers)
     if origin is None:
         raise InputError(
@@ -196,15 +212,16 @@ def _export_folder(layers: nn.Sequential, saved: Stored, available: PartTensors,
 
 
 def _write_shards(
-    shards: Iterable[Mapping[str, str]], available: PartTensors, target: Path, stored: Convert = dict
+    shards: Iterable[Mapping[str, str]], available: PartTensors, target: Path, stored: Convert = dict, called: str = WEIGHTS
 ) -> torch.dtype:
     """Files of tensors of a checkpoint, by their keys there (see `_write_files`)."""
-    return _write_files(({name: available.read(key) for name, key in shard.items()} for shard in shards), target, stored)
+    parts = ({name: available.read(key) for name, key in shard.items()} for shard in shards)
+    return _write_files(parts, target, stored, called)
 
 
-def _write_files(parts: Iterator[dict[str, Tensor]], target: Path, stored: Convert = dict) -> torch.dtype:
+def _write_files(parts: Iterator[dict[str, Tensor]], target: Path, stored: Convert = dict, called: str = WEIGHTS) -> torch.dtype:
     """The files and, for more than one, their index; returns the type of most of their numbers. `stored`: from what a
-    file's tensors are called and look like in the model to how they are stored."""
+    file's tensors are called and look like in the model to how they are stored. `called`: the file, if there is one."""
     files, total, dtypes = list[list[str]](), 0, Counter[torch.dtype]()
     while (part := next(parts, None)) is not None:
         tensors = stored(part)
@@ -216,12 +233,13 @@ def _write_files(parts: Iterator[dict[str, Tensor]], target: Path, stored: Conve
         part = tensors = {}  # before the next is read
     weight_map = dict[str, str]()
     for number, names in enumerate(files):
-        file = WEIGHTS if len(files) == 1 else f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+        stem, ending = Path(called).stem, Path(called).suffix
+        file = called if len(files) == 1 else f"{stem}-{number + 1:05d}-of-{len(files):05d}{ending}"
         (target / f"part-{number}").rename(target / file)
         weight_map |= dict.fromkeys(names, file)
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        write_text(target / INDEX, json.dumps(index, indent=2) + "\n")
+        write_text(target / INDEX_OF.format(called), json.dumps(index, indent=2) + "\n")
     return max(dtypes, key=lambda dtype: dtypes[dtype], default=torch.float32)
 
 

@@ -45,6 +45,12 @@ class Replayed(nn.Module):
             self.register_parameter(own, model.get_parameter(name))
 
     @property
+    def model(self) -> nn.Module:
+        """Return the model of which it is a layer, without its modules."""
+        skeleton: Skeleton = vars(self)["skeleton"]
+        return skeleton.model
+
+    @property
     def shared_inputs(self) -> tuple[int, ...]:
         """Return which of the chain's inputs have the same row for each sample."""
         given: Given = vars(self)["given"]
