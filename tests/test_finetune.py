@@ -149,7 +149,8 @@ def test_steps_in_the_place_of_epochs() -> None:
     assert "give either 'steps' or 'epochs'" in refusal(
         lambda: Job.parse(filled(drafted(epochs=2, settings=("train.steps=50",)), ModelFacts(), facts(5)), "it")
     )
-    assert steps_of({"epochs": 3, "global_batch": 8}, 17) == 9
+    assert steps_of({"epochs": 3, "global_batch": 8}, [17]) == 9
+    assert steps_of({"epochs": 2, "global_batch": 4}, [5, 4, 1]) == 8
 
 
 def test_rows_are_not_packed_where_samples_would_move_each_others_positions() -> None:

@@ -36,7 +36,7 @@ def made(content: Content = DATA, samples: int = 40, **options: Any) -> Made:
     own = draft(asked(**options), Found("chat", {"file": "chats.jsonl"}), None, cards=False)
     keys = filled(own, ModelFacts(), DataFacts(samples, 0, 9 * samples, 9 * samples, 9, [9] * samples))
     job = Job.parse(keys, "it")
-    steps = steps_of(job.train.model_dump(), samples)
+    steps = steps_of(job.train.model_dump(), [samples])
     return Made(keys, job, None, "", content, steps, ("train", "scheduler") in open_keys(own))
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from hetpipe.files.formats import read_mapping
 from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, shown
+from hetpipe.layers.adapters.quantised import hush
 
 CONFIG = "config.json"
 SCHEDULER = "scheduler/scheduler_config.json"
@@ -89,6 +90,7 @@ class TransformerFolder:
 @cache
 def diffusers_of() -> Any:
     """The package. InputError where there is none."""
+    hush()
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""`hetpipe finetune`: from a model of transformers, a file of texts and cards to a job and its trained
+"""`hetpipe finetune`: from a model, a file of texts or a folder of latents, and cards to a job and its trained
 weights. Read in this order:
 
 asked (what the command was told), emulated (cards that are played), kinds (what the data are), draft (the job, as far as that and

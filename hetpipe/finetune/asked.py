@@ -109,6 +109,13 @@ class Asked:
         return self.tokenizer or self.model.partition("@")[0]
 
     @property
+    def of_texts(self) -> dict[str, Any]:
+        """Options that were given and are for texts only."""
+        given: dict[str, Any] = {"length": self.length, "tokenizer": self.tokenizer, **self.of_records, "columns": self.columns}
+        given["method"] = self.method if self.method != SFT else None
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
     def of_records(self) -> dict[str, Any]:
         """Arguments of chats and of questions with their answers, which plain text has none of."""
         given = {"turns": self.turns, "template": self.template, "thinking": self.thinking}

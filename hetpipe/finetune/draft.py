@@ -17,12 +17,11 @@ from hetpipe.documents.sections.log import JSON_LINES
 from hetpipe.documents.sections.loss import REWARD
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
-from hetpipe.finetune.kinds import Found
+from hetpipe.finetune.kinds import LATENTS, Found, task_of
 from hetpipe.language.packing import pack
 
 SOURCE = "the job of this command"
-LENGTH, BATCH = 2048, 32  # tokens of a sample or row, samples or rows of a step: at most, unless they are asked for
-RATES = {"lora": 2e-4, "full": 1e-5}
+LENGTH = 2048  # tokens of a sample or row at most, unless they are asked for
 PREFERRED_RATES = {"lora": 5e-6, "full": 5e-7}  # Tunstall et al. 2023, Zephyr, section 4.3; ten times that for adapters
 REWARD_RATES = {"lora": 1e-4, "full": 1e-5}  # a reward model learns a head anew
 WARMUP = 0.03  # of the steps
@@ -37,19 +36,19 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     """The job but for what hangs on the model and the data. `cluster`: None where the devices are those that are here; `cards`:
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
     adapter, precision = asked.adapter_keys, precision_of(asked.precision, cluster, cards=cards)
-    data, evaluate = _data(asked, found), _evaluation(asked, found)
-    rates = REWARD_RATES if asked.method == REWARD else PREFERRED_RATES if asked.prefers else RATES
+    data, evaluate, task = _data(asked, found), _evaluation(asked, found), task_of(found.kind)
+    rates = REWARD_RATES if asked.method == REWARD else PREFERRED_RATES if asked.prefers else task.rates
     rate = asked.rate if asked.rate is not None else rates["lora" if adapter else "full"]
     train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
     if asked.global_batch is not None:
         train["global_batch"] = asked.global_batch
     if precision is not None:
         train["precision"] = precision
-    job: dict[str, Any] = {"format": "hetpipe.job/1", "model": {"name": "causal_lm", "args": {"weights": asked.model}}}
+    job: dict[str, Any] = {"format": "hetpipe.job/1", "model": {"name": task.model, "args": {"weights": asked.model}}}
     if adapter is not None:
         job["adapter"] = {**adapter, "base": asked.base or base_of(precision, cluster)}
     job["data"] = {"name": found.kind, "args": data}
-    job["loss"] = {"name": asked.method} if asked.prefers else {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+    job["loss"] = _loss(asked, found)
     if asked.cluster is not None or asked.emulate:
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
     if asked.tensor_parallel:
@@ -69,6 +68,11 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
 
 def _data(asked: Asked, found: Found) -> dict[str, Any]:
     """The arguments of the data."""
+    if found.kind == LATENTS:
+        for option, value in asked.of_texts.items():
+            raise InputError(f"--{option} {value} is for texts, and {found.files['folder']} holds latents: leave it out")
+        held = {} if asked.evaluated is None else {HELD_OUT: asked.evaluated_part or 0}
+        return {**found.files, "weights": asked.model, **held}
     data: dict[str, Any] = {**found.files, "tokenizer": asked.words}
     if found.kind == "text" and asked.of_records:
         option = next(iter(asked.of_records))
@@ -84,6 +88,13 @@ def _data(asked: Asked, found: Found) -> dict[str, Any]:
     if asked.length is not None:
         data[LENGTH_KEY[found.kind]] = asked.length
     return data
+
+
+def _loss(asked: Asked, found: Found) -> dict[str, Any]:
+    """The section `loss`."""
+    if asked.prefers:
+        return {"name": asked.method}
+    return {"name": "denoising"} if found.kind == LATENTS else {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
 
 
 def _log(asked: Asked) -> dict[str, Any]:
@@ -166,7 +177,7 @@ class ModelFacts(NamedTuple):
 class DataFacts(NamedTuple):
     """What is known of the data: how many samples train and how many are held out, the tokens of the former, how many of
     these are learned, and the longest sample of all (None: not known). `lengths` are those of the samples that train, where
-    they differ."""
+    they differ; `groups` is how many samples there are of each shape, where a batch holds samples of one."""
 
     train: int
     test: int
@@ -174,10 +185,13 @@ class DataFacts(NamedTuple):
     learned: int | None = None
     longest: int | None = None
     lengths: Sequence[int] | None = None
+    groups: Sequence[int] | None = None
 
-    def rows(self, length: int | None) -> int:
-        """How many samples the run sees in an epoch; packed into rows of this length, where there is one."""
-        return self.train if length is None or self.lengths is None else len(pack(self.lengths, length))
+    def rows(self, length: int | None) -> Sequence[int]:
+        """How many samples of each shape the run sees in an epoch; packed into rows of this length, where there is one."""
+        if self.groups is not None:
+            return self.groups
+        return [self.train if length is None or self.lengths is None else len(pack(self.lengths, length))]
 
     def crosses(self, switch: int | None) -> bool:
         """Whether some samples are longer than this, and others are not."""
@@ -200,7 +214,8 @@ def filled(found: Mapping[str, Any], model: ModelFacts, data: DataFacts | None) 
         args[length] = min(args[length], data.longest)
     rows = data.rows(args[length] if args.get("pack") else None) if data is not None else None
     if ("train", "global_batch") in left:
-        train["global_batch"] = min(BATCH, rows or BATCH)
+        batch = task_of(content["data"].get("name", "")).batch
+        train["global_batch"] = min(batch, sum(rows or [batch]) or batch)
     begin = _begin_alone(train.get("scheduler"))
     if begin is not None:
         train["scheduler"] = {**schedule(steps_of(train, rows) - begin), "from_step": begin} if rows is not None else None
@@ -217,8 +232,8 @@ def _begin_alone(scheduler: object) -> int | None:
     return begin if isinstance(begin, int) else None
 
 
-def steps_of(train: Mapping[str, Any], rows: int) -> int:
-    """Steps of a section `train`, where an epoch has so many samples."""
+def steps_of(train: Mapping[str, Any], rows: Sequence[int]) -> int:
+    """Steps of a section `train`, where an epoch has so many samples of each shape."""
     if train.get("steps") is not None:
         return int(train["steps"])
-    return int(train["epochs"]) * -(-rows // int(train["global_batch"]))
+    return int(train["epochs"]) * sum(-(-own // int(train["global_batch"])) for own in rows)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hetpipe.building.content import Content, content_of
+from hetpipe.building.data import Grouped
 from hetpipe.building.datasets import DataSplits
 from hetpipe.files.messages import InputError
 from hetpipe.finetune.draft import DataFacts, ModelFacts
@@ -42,6 +43,8 @@ def data_facts(splits: DataSplits) -> DataFacts:
     train: Any = splits.train
     test: Any = splits.test
     held = len(test) if test is not None else 0
+    if isinstance(train, Grouped):
+        return DataFacts(len(train), held, groups=train.groups.unique(return_counts=True)[1].tolist())  # type: ignore[arg-type]
     if not isinstance(train, Padded):
         windows = getattr(train, "context", None)
         tokens = len(train) * windows if isinstance(windows, int) else None

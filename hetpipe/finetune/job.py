@@ -70,11 +70,13 @@ def data_text(job: Job, data: DataFacts) -> str:
     args, noun = job.data.args, COUNTED.get(job.data.label, "sample")
     held = "to evaluate" if job.evaluate is not None else "held out"
     parts = [f"{counted(data.train, noun)} to train on{f', {data.test} {held}' if data.test else ''}"]
+    if data.groups is not None and len(data.groups) > 1:
+        parts.append(f"of {len(data.groups)} shapes, of which a step has one")
     if data.tokens is not None:
         some = f", {data.learned:,} of them learned" if data.learned not in (None, data.tokens) else ""
         parts.append(f"{data.tokens:,} tokens{some}")
     if args.get("pack"):
-        parts.append(f"packed into {counted(data.rows(args['length']), 'row')} of {args['length']} tokens")
+        parts.append(f"packed into {counted(sum(data.rows(args['length'])), 'row')} of {args['length']} tokens")
     elif data.longest is not None:
         parts.append(f"the longest has {data.longest} tokens" if data.lengths is not None else f"{data.longest} tokens each")
     return "; ".join(parts)

@@ -1,9 +1,11 @@
-"""What the data are: chats, questions with their answers, or plain text, told by the files' names or the first record."""
+"""What the data are: chats, questions with their answers, plain text, or latents, told by the files' names or the first record;
+and what is fine-tuned on them: a language model, or a diffusion transformer."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,19 +18,43 @@ from hetpipe.language.records.record import UnusableError
 from hetpipe.language.records.source import Source
 
 PLAIN = (".txt", ".md")
-COUNTED: dict[str, str] = {"chat": "chat", "instructions": "pair", "text": "window", "preferences": "question"}
+LATENTS: Literal["latents"] = "latents"
+TENSORS = "*.safetensors"
+COUNTED: dict[str, str] = {"chat": "chat", "instructions": "pair", "text": "window", "preferences": "question", LATENTS: "sample"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """`model`: of a job; `library`: the package that its folders are of; `rates`: learning rates with adapters and without;
+    `batch`: samples of a step at most, unless they are asked for."""
+
+    model: str
+    library: str
+    batch: int
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+
+TEXTS = Task(model="causal_lm", library="transformers", batch=32, rates={"lora": 2e-4, "full": 1e-5})
+PICTURES = Task(model="diffusion", library="diffusers", batch=4, rates={"lora": 1e-4, "full": 1e-5})
+
+
+def task_of(kind: str) -> Task:
+    """The task of data of this kind."""
+    return PICTURES if kind == LATENTS else TEXTS
 
 
 class Found(NamedTuple):
     """The data as a job names them: by which function, with which arguments for the files."""
 
-    kind: Kind | Literal["preferences"]
+    kind: Kind | Literal["preferences", "latents"]
     files: dict[str, Any]
 
 
 def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None, *, preferences: bool = False) -> Found:
     """`preferences`: these are asked for. InputError where a file, a folder or the first record is of none of these kinds, or
     where plain texts are named beside records."""
+    if len(data) == 1 and _holds_latents(data[0]):
+        return Found(LATENTS, {"folder": data[0]})
     plain = [part for part in map(_plain, data) if part is not None]
     if plain and len(plain) < len(data):
         raise InputError(f"{shown(list(data))}: some of these are plain texts, and others hold records. Give one kind")
@@ -55,6 +81,11 @@ def kind_of(data: Sequence[str], columns: Mapping[str, str | None] | None = None
             "Give plain texts as .txt or .md files"
         )
     return Found(kind, {"files" if kind == "text" else "file": names})
+
+
+def _holds_latents(name: str) -> bool:
+    path = Path(os.path.expanduser(name))
+    return path.is_dir() and next(path.rglob(TENSORS), None) is not None
 
 
 def _plain(name: str) -> list[str] | None:

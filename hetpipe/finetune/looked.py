@@ -14,10 +14,12 @@ from hetpipe.files.messages import InputError, shown
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.draft import SOURCE, ModelFacts, check_base, draft, filled
 from hetpipe.finetune.emulated import parse_emulated
-from hetpipe.finetune.kinds import Found, kind_of
+from hetpipe.finetune.kinds import PICTURES, Found, kind_of, task_of
 from hetpipe.hf.hub import folder_of, refuse_adapters
 from hetpipe.language.writing.template import NONE, read_template
 from hetpipe.processes.environment import place
+
+PIPELINE = "model_index.json"  # of a folder of diffusers
 
 
 class Looked(NamedTuple):
@@ -40,16 +42,28 @@ def look(asked: Asked) -> Looked:
     if asked.template not in (None, NONE):
         read_template(asked.template)
     Job.parse(filled(draft(asked, found, cluster, cards=False), ModelFacts(), None), SOURCE)
-    model = folder_of(asked.model)[0]
-    if not os.path.isdir(model):
-        raise InputError(f"there is no folder {shown(asked.model)}, and no model on Hugging Face can have that name (owner/name)")
-    refuse_adapters(model, asked.model)
+    _check_model(asked, found)
     if asked.adapter is not None:
         _check_adapter(asked.adapter)
     words = asked.tokenizer
     if words is not None and not NAME.fullmatch(words) and not os.path.isdir(os.path.expanduser(words)):
         raise InputError(f"there is no folder {shown(words)} with a tokenizer (from {Path.cwd()})")
     return Looked(found, cluster, emulated)
+
+
+def _check_model(asked: Asked, found: Found) -> None:
+    """InputError where there is none, or one that such data do not train."""
+    pictures = task_of(found.kind) is PICTURES
+    named = NAME.fullmatch(asked.model) is not None
+    model = Path(os.path.expanduser(asked.model)) if pictures else folder_of(asked.model)[0]
+    if not os.path.isdir(model) and not (pictures and named):
+        raise InputError(f"there is no folder {shown(asked.model)}, and no model on Hugging Face can have that name (owner/name)")
+    if not pictures and os.path.isfile(model / PIPELINE):
+        raise InputError(
+            f"{asked.model} is a pipeline of diffusers, and trains on a folder of latents: make it of pictures and captions as the "
+            "page on diffusion transformers shows, and name it in the place of the data"
+        )
+    refuse_adapters(model, asked.model)
 
 
 def _check_adapter(named: str) -> None:

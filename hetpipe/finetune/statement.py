@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from hetpipe.building.feed import sampler_of
 from hetpipe.checkpoints.checkpoint import list_checkpoints
 from hetpipe.documents.cluster import Cluster
 from hetpipe.documents.job import Job
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.profile import Profile
 from hetpipe.files.messages import InputError
-from hetpipe.finetune.draft import steps_of
 from hetpipe.layers.adapters.quantised import QuantisedLinear
 from hetpipe.planning.partition import PartitionError
 from hetpipe.planning.planner import make_plan
@@ -83,9 +83,8 @@ def make_statement(session: Session, plan: Plan, profile: Profile, data: str) ->
     assert study.predicted is not None
     assert study.problem is not None
     peaks = study.predicted.peak_bytes
-    rows = len(session.data.train)  # type: ignore[arg-type]
     parameters, trained = parameters_of(session.model.layers)
-    steps = job.train.steps or steps_of(job.train.model_dump(), rows)
+    steps = sampler_of(session.data.train, job.train)[1]
     done = list_checkpoints(job.checkpoint.folder) if job.checkpoint is not None else []
     return Statement(
         cards=tuple(_cards(cluster)),

@@ -19,6 +19,7 @@ from hetpipe.files.screen import Screen
 from hetpipe.files.writing import check_output
 from hetpipe.finetune.asked import Asked
 from hetpipe.finetune.emulated import EXAMPLE
+from hetpipe.finetune.kinds import PICTURES, Task, task_of
 from hetpipe.finetune.looked import look
 from hetpipe.processes.environment import check_environment, place
 from hetpipe.processes.progress import Activity, say, show_with
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 Texts = list[str]
 DATA = (
     "Chats, or questions with their answers (.jsonl, .json, .csv or .parquet), or plain text (.txt, .md, or records with a "
-    "text). Give one or several files, a pattern, a folder, or a data set of the hub."
+    "text). Give one or several files, a pattern, a folder, or a data set of the hub. For a diffusion transformer: a folder of "
+    "cached latents (.safetensors)."
 )
 OUTPUT = "The folder for the run's job, checkpoints, log and adapter. A second run there resumes from the newest checkpoint."
 LORA = (
@@ -51,10 +53,10 @@ LENGTH = (
     "Most tokens of a sample, or of a row of packed samples. By default 2048, but no more than the model has positions "
     "or the longest sample has tokens."
 )
-BATCH = "Samples of a step (rows, if samples are packed). By default 32, or all if there are fewer."
+BATCH = "Samples of a step (rows, if samples are packed). By default 32 (of latents 4), or all if there are fewer."
 RATE = (
     "Learning rate of AdamW after a warm-up over 3 % of the steps. From there it falls along a cosine. By default 2e-4 with "
-    "adapters, 1e-5 without."
+    "adapters (on latents 1e-4), 1e-5 without."
 )
 PRECISION = (
     "Precision of matrix products: fp32, bf16, fp16, '3090=bf16,1080ti=fp16', or auto: the fastest that each device has. "
@@ -91,7 +93,10 @@ EMULATE = f"Emulate these cards by CPU processes, each as name:memory:slowdown: 
 
 
 def finetune(
-    model: Annotated[str, typer.Argument(help="A folder of save_pretrained with a tokenizer, or a name on Hugging Face.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A folder of save_pretrained with a tokenizer, or of a pipeline of diffusers, or a name on the hub."),
+    ],
     data: Annotated[Texts, typer.Argument(help=DATA)],
     output: Annotated[str, typer.Option("-o", "--output", help=OUTPUT)] = "finetuned",
     lora: Annotated[str | None, typer.Option(help=LORA)] = None,
@@ -125,9 +130,9 @@ def finetune(
     settings: Annotated[Texts | None, typer.Option("--set", help=OTHERS)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fine-tune a language model on unequal cards. The command measures, plans, prints what it will do and how long that takes,
-    trains, and writes an adapter for peft. It asks nothing. On one machine it starts the ranks itself; on several, start it under
-    torchrun on each."""
+    """Fine-tune a language model, or a transformer of diffusers, on unequal cards. The command measures, plans, prints what it
+    will do and how long that takes, trains, and writes an adapter. It asks nothing. On one machine it starts the ranks itself; on
+    several, start it under torchrun on each."""
     check_environment()
     asked = Asked(
         model=model,
@@ -169,12 +174,10 @@ def finetune(
 
 def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made, Finetuned | None]:
     looked = look(asked)
-    start_server(["hetpipe.models.causal_lm", *(["hetpipe.layers.adapters.ahead"] if asked.adapter_keys else [])])
-    with importing(), Activity("starting: importing torch and transformers", shown=place().local_rank == 0):
-        try:
-            import transformers  # noqa: F401
-        except ImportError:
-            raise InputError("fine-tuning needs transformers: pip install 'hetpipe[text,lora]'") from None
+    task = task_of(looked.found.kind)
+    start_server([f"hetpipe.models.{task.model}", *(["hetpipe.layers.adapters.ahead"] if asked.adapter_keys else [])])
+    with importing(), Activity(f"starting: importing torch and {task.library}", shown=place().local_rank == 0):
+        _import(task)
         from hetpipe.cli.finetune.table import print_statement
         from hetpipe.finetune import folder
         from hetpipe.finetune.job import make_job
@@ -191,6 +194,19 @@ def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made
         say(f"the job is written to {written}")
     wanted = Wanted(out=asked.out, data=made.data, only_plan=only_plan, show=print_statement)
     return made, train_everywhere(made.job, partial(finetune_rank, wanted))
+
+
+def _import(task: Task) -> None:
+    """The library of the model. InputError where it is missing."""
+    if task is PICTURES:
+        from hetpipe.diffusion.folder import diffusers_of
+
+        diffusers_of()
+        return
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise InputError("fine-tuning needs transformers: pip install 'hetpipe[text,lora]'") from None
 
 
 def _tell(made: Made, found: Finetuned, folder: str, *, verbose: bool, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from hetpipe.documents.job import Job
 from hetpipe.documents.sections.loss import REWARD
 from hetpipe.files.screen import Screen
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
+from hetpipe.finetune.kinds import PICTURES
 from hetpipe.finetune.program import Finetuned
 from hetpipe.finetune.statement import Held, Instead, Statement
 from hetpipe.hf.exports.beside import GENERATION, TOKENIZER_CONFIG
@@ -92,6 +93,8 @@ def numbered(count: int) -> str:
 
 def how_to_load(found: Finetuned, job: Job) -> str:
     """Lines of Python."""
+    if job.model.name == PICTURES.model:
+        return _how_to_draw(found, job)
     there, scores = found.folder if found.folder is not None else Path(), job.loss.name == REWARD
     lines, taken = list[str](), ["AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"]
     load = f"{taken[0]}.from_pretrained"
@@ -115,3 +118,14 @@ def how_to_load(found: Finetuned, job: Job) -> str:
             exact = "hetpipe export-weights JOB.yaml -o FOLDER --merge"
             imports.insert(0, f"# trained over a base in {few}; to get just that: {exact}")
     return "\n".join([*imports, *lines])
+
+
+def _how_to_draw(found: Finetuned, job: Job) -> str:
+    """Return the lines for a transformer of diffusers: the adapter goes into its pipeline, or the whole takes its place there."""
+    name = job.model.args.get("weights")
+    if job.adapter is not None:
+        lines = [f'pipeline = DiffusionPipeline.from_pretrained("{name}")', f'pipeline.load_lora_weights("{found.folder}")']
+    else:
+        load = f'AutoModel.from_pretrained("{found.folder}")'
+        lines = [f'pipeline = DiffusionPipeline.from_pretrained("{name}", transformer={load})']
+    return "\n".join([f"from diffusers import {'' if job.adapter is not None else 'AutoModel, '}DiffusionPipeline", *lines])

@@ -3,7 +3,6 @@ their names, or from a folder, so that every rank has the same, whatever it hold
 
 from __future__ import annotations
 
-import logging
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.files.messages import InputError, one_line
 from hetpipe.layers.adapters.given import Given, given_by
 from hetpipe.layers.adapters.names import ADAPTER, joined, split_kind, uncompiled_layers, without_base
-from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear, load_bits
+from hetpipe.layers.adapters.quantised import LINEAR, QuantisedLinear, hush, load_bits
 from hetpipe.layers.adapters.targets import is_turned, linear_modules, places_of, targets_of, trained_too
 from hetpipe.layers.transforms import Changed, Made, tensors_of
 
@@ -206,7 +205,7 @@ def _renamed(layer: nn.Module, written: set[str]) -> dict[str, str]:
 
 def load_peft() -> None:
     """InputError where peft is missing."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it asks for a package that fetches compiled code
+    hush()
     try:
         import peft  # noqa: F401
     except ImportError:

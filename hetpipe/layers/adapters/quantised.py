@@ -231,8 +231,13 @@ def load_bits(bits: FewBits) -> None:
     """InputError where the library that packs such numbers is missing."""
     if bits != "nf4":
         return
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it asks for a package that fetches compiled code
+    hush()
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
         raise InputError("base: nf4 needs bitsandbytes: pip install 'hetpipe[lora]', or write base: fp8 or int8") from None
+
+
+def hush() -> None:
+    """Let bitsandbytes, which others import, too, not ask for a package that fetches compiled code."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
