@@ -60,8 +60,8 @@ def _check_model(asked: Asked, found: Found) -> None:
         raise InputError(f"there is no folder {shown(asked.model)}, and no model on Hugging Face can have that name (owner/name)")
     if not pictures and os.path.isfile(model / PIPELINE):
         raise InputError(
-            f"{asked.model} is a pipeline of diffusers, and trains on a folder of latents: make it of pictures and captions as the "
-            "page on diffusion transformers shows, and name it in the place of the data"
+            f"{asked.model} is a pipeline of diffusers, and trains on a folder of latents: make it of pictures and captions as "
+            "the page on diffusion transformers shows, and name it in the place of the data"
         )
     refuse_adapters(model, asked.model)
 
