@@ -91,6 +91,11 @@ def sigmas(made: Any, **said: Any) -> Tensor:
 def test_times_are_drawn_as_it_is_said(made: Any) -> None:
     uniform, normal = sigmas(made, times="uniform"), sigmas(made, mean=0.5, deviation=0.3)
     shifted = sigmas(made, times="uniform", shift=3.0)
+    for times in ("uniform", "logit_normal"):
+        whole, part = sigmas(made, times=times, shift=3.0), sigmas(made, times=times, shift=3.0, sigmas=[0.875, 1.0])
+        inside = whole[whole >= 0.875]
+        assert (float(part.min()) >= 0.8749, float(part.max()) <= 1.0) == (True, True)
+        assert float(part.median()) == pytest.approx(float(inside.median()), abs=0.01)
     assert [float(uniform.quantile(q)) for q in (0.1, 0.5, 0.9)] == pytest.approx([0.1, 0.5, 0.9], abs=0.04)
     assert float(normal.logit().mean()) == pytest.approx(0.5, abs=0.03)
     assert float(normal.logit().std()) == pytest.approx(0.3, abs=0.02)
@@ -173,6 +178,7 @@ def test_captions_are_dropped_as_often_as_it_is_said(made: Any, tmp_path: Path) 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("Wan", {"times": "uniforn"}, {}, "unknown times 'uniforn'; did you mean 'uniform'"),
     ("Wan", {"weighting": "min_snr"}, {}, "weighting 'min_snr' is not for a model that predicts flow: take none, sigma_sqrt or"),
+    ("Wan", {"sigmas": [0.9, 0.1]}, {}, "and must be two numbers from 0 to 1, the smaller first"),
     ("Wan", {"shift": 0.0}, {}, "shift 0.0, and both must be above 0"),
     ("Wan", {"drop_captions": 1.0}, {}, "drop_captions is 1.0, and must be from 0 to below 1"),
     ("Wan", {"drop_captions": 0.1}, {}, "has no empty.safetensors with the embeddings of no text"),

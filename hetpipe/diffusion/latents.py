@@ -14,7 +14,7 @@ from hetpipe.building.datasets import Called, DataSplits, held_out
 from hetpipe.diffusion.cached import LATENTS, CachedFolder, Entry
 from hetpipe.diffusion.folder import PART, TransformerFolder
 from hetpipe.diffusion.kinds import Kind, kind_of
-from hetpipe.diffusion.noise import Noise
+from hetpipe.diffusion.noise import ALL, Noise
 from hetpipe.files.messages import InputError
 
 GUIDANCE = "guidance"
@@ -92,6 +92,7 @@ def latents(
     times: str = "logit_normal",
     mean: float = 0.0,
     deviation: float = 1.0,
+    sigmas: Sequence[float] = ALL,
     shift: float | None = None,
     weighting: str = "none",
     guidance: float | None = None,
@@ -109,6 +110,7 @@ def latents(
         times: how much noise: uniform, or logit_normal, a sigmoid of normal numbers.
         mean: of these numbers.
         deviation: of these numbers.
+        sigmas: the least and the most noise, from 0 to 1; of a pipeline with two transformers, each has a part.
         shift: by how much large noise is drawn more often; by default as the scheduler says.
         weighting: of a sample by its noise: none, sigma_sqrt or cosmap, or min_snr for models that predict noise or v.
         guidance: the strength of guidance of which distilled models are told; 1 by default, where the model takes it.
@@ -121,7 +123,8 @@ def latents(
     for what, value in (("drop_captions", drop_captions), ("test_fraction", test_fraction)):
         if not 0 <= value < 1:
             raise InputError(f"{what} is {value}, and must be from 0 to below 1")
-    noise = Noise.of(found, own, times=times, weighting=weighting, mean=mean, deviation=deviation, shift=shift)
+    drawn: dict[str, Any] = {"times": times, "mean": mean, "deviation": deviation, "sigmas": sigmas, "shift": shift}
+    noise = Noise.of(found, own, weighting=weighting, **drawn)
     cached = CachedFolder(folder, found.arguments, own.alone)
     if drop_captions and cached.empty is None:
         raise InputError(

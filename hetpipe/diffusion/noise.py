@@ -8,7 +8,7 @@ et al. 2020) predict the noise, or v, at one of a schedule's steps; weighed by m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -21,6 +21,7 @@ from hetpipe.files.messages import InputError, nearest
 
 Times = Literal["uniform", "logit_normal"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap", "min_snr"]
+ALL = (0.0, 1.0)
 GAMMA = 5.0  # of min-SNR: the most that a signal may be stronger than the noise to count as much
 
 
@@ -40,6 +41,7 @@ class Noise:
     Attributes:
         times: how σ is drawn: uniform, or by a sigmoid of a normal distribution with this `mean` and `deviation`; then it is
             shifted: s σ / (1 + (s - 1) σ).
+        sigmas: from which to which it is then, whatever else would be drawn.
         scale: what the model is told where σ is 1.
         signal: of a schedule of DDPM: α̅ of each step, float32 [steps]; None: flow matching.
     """
@@ -50,6 +52,7 @@ class Noise:
     weighting: Weighting
     mean: float
     deviation: float
+    sigmas: tuple[float, float]
     shift: float
     scale: float
     signal: Tensor | None
@@ -64,6 +67,7 @@ class Noise:
         weighting: str = "none",
         mean: float = 0.0,
         deviation: float = 1.0,
+        sigmas: Sequence[float] = ALL,
         shift: float | None = None,
     ) -> Noise:
         """For a transformer, whose scheduler says what it predicts, and by how much σ is shifted unless that is given. InputError
@@ -73,13 +77,15 @@ class Noise:
                 raise InputError(f"unknown {what} {value!r}{nearest(str(value), known)}")
         if deviation <= 0 or (shift is not None and shift <= 0):
             raise InputError(f"deviation is {deviation} and shift {shift}, and both must be above 0")
+        if len(sigmas) != 2 or not 0 <= sigmas[0] < sigmas[1] <= 1:
+            raise InputError(f"sigmas is {list(sigmas)}, and must be two numbers from 0 to 1, the smaller first")
         prediction = _prediction(folder.scheduler, kind)
         flow = prediction == "flow"
         if (weighting in ("sigma_sqrt", "cosmap") and not flow) or (weighting == "min_snr" and flow):
             fits = "none, sigma_sqrt or cosmap" if flow else "none or min_snr"
             raise InputError(f"weighting {weighting!r} is not for a model that predicts {prediction}: take {fits}")
-        if not flow and (times, mean, deviation, shift) != ("logit_normal", 0.0, 1.0, None):
-            raise InputError(f"times, mean, deviation and shift are of flow matching, and this model predicts {prediction}")
+        if not flow and (times, mean, deviation, tuple(sigmas), shift) != ("logit_normal", 0.0, 1.0, ALL, None):
+            raise InputError(f"times, mean, deviation, sigmas and shift are of flow matching; this model predicts {prediction}")
         said = folder.scheduler or {}
         if shift is None and flow and not said.get("use_dynamic_shifting"):
             shift = next((float(said[key]) for key in ("shift", "flow_shift") if said.get(key) is not None), None)
@@ -91,6 +97,7 @@ class Noise:
             weighting=weighting,  # type: ignore[arg-type]
             mean=mean,
             deviation=deviation,
+            sigmas=(sigmas[0], sigmas[1]),
             shift=shift or 1.0,
             scale=kind.time * factor,
             signal=None if flow else _signal(folder),
@@ -102,11 +109,7 @@ class Noise:
         return self._flow(latents, noise) if self.signal is None else self._step(latents, noise, self.signal)
 
     def _flow(self, latents: Tensor, noise: Tensor) -> Drawn:
-        if self.times == "uniform":
-            sigma = torch.rand(())
-        else:
-            sigma = torch.sigmoid(torch.randn(()) * self.deviation + self.mean)
-        sigma = self.shift * sigma / (1 + (self.shift - 1) * sigma)
+        sigma = self._sigma()
         weight = torch.ones(())
         if self.weighting == "sigma_sqrt":
             weight = sigma**-2
@@ -115,6 +118,17 @@ class Noise:
         wanted = latents - noise if self.kind.negated else noise - latents
         time = (1 - sigma if self.kind.inverted else sigma) * self.scale
         return Drawn(torch.lerp(latents, noise, sigma), time, wanted, weight)
+
+    def _sigma(self) -> Tensor:
+        """By the inverse of the distribution function, of a number drawn between those of both ends."""
+        ends = torch.tensor(self.sigmas, dtype=torch.float64)
+        ends = ends / (self.shift - (self.shift - 1) * ends)
+        if self.times == "logit_normal":
+            ends = torch.special.ndtr((ends.logit() - self.mean) / self.deviation)
+        drawn = torch.lerp(ends[0], ends[1], torch.rand((), dtype=torch.float64))
+        if self.times == "logit_normal":
+            drawn = torch.sigmoid(torch.special.ndtri(drawn) * self.deviation + self.mean)
+        return (self.shift * drawn / (1 + (self.shift - 1) * drawn)).float()
 
     def _step(self, latents: Tensor, noise: Tensor, signal: Tensor) -> Drawn:
         step = torch.randint(len(signal), ())
