@@ -33,9 +33,10 @@ def export_weights_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) as a
-    folder for `from_pretrained`; adapters, of any model, as a folder for peft, or, with --merge, the model of transformers to
-    which they are added; any other, and a checkpoint of `hetpipe.save_checkpoint`, under the model's own names."""
+    """Write the weights of a checkpoint as safetensors files: a model of transformers (causal_lm, gpt2, bert, llama, t5) or of
+    diffusers as a folder for `from_pretrained`; adapters, of any model, as a folder for peft (of diffusers, with a LoRA file for
+    pipelines), or, with --merge, the model of transformers to which they are added; any other, and a checkpoint of
+    `hetpipe.save_checkpoint`, under the model's own names."""
     from hetpipe.building.build import build_layers
     from hetpipe.checkpoints.origin.revision import at_revision
     from hetpipe.checkpoints.trained import find_checkpoint
