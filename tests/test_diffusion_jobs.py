@@ -13,16 +13,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hetpipe.building.build import build_data, build_layers, build_model
+from hetpipe.checkpoints.checkpoint import complete
+from hetpipe.checkpoints.stores.folder import FolderStore
 from hetpipe.checkpoints.trained import load_weights
 from hetpipe.documents.job import Job
 from hetpipe.files.messages import InputError
 from hetpipe.hf.exports.export import export_weights
 from hetpipe.layers.model import as_tuple
+from tests.support.commands import finish, start
 from tests.support.diffusers import made
 from tests.support.jobs import Folder
 from tests.support.jobs import train as train_section
 from tests.support.latents import DDPM, FLOW, latents, pipeline
 from tests.support.runs import alone, assert_same, reference, trained
+from tests.support.writes import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers
 LORA = {"kind": "lora", "r": 2, "alpha": 6, "targets": ["to_q", "to_v"]}
@@ -37,6 +41,7 @@ def job(
     adapter: Any = LORA,
     scheduler: Any = FLOW,
     dtype: str = "float64",
+    every_steps: int = 2,
     **said: Any,
 ) -> Path:
     """A job on 13 samples of three shapes, as far as the type has so many, over these stages."""
@@ -50,7 +55,7 @@ def job(
         adapter=adapter,
         loss={"name": "denoising"},
         train=train_section(global_batch=5, steps=None, epochs=2, evaluate_samples="all", dtype=dtype),
-        checkpoint={"folder": str(folder.path / "saved"), "every_steps": 2},
+        checkpoint={"folder": str(folder.path / "saved"), "every_steps": every_steps},
     )
 
 
@@ -143,3 +148,22 @@ def test_a_model_of_named_inputs_needs_data_that_name_them(tmp_path: Path) -> No
     read = Job.read(Folder(tmp_path).job(model=model))
     with pytest.raises(InputError, match="data 'random_classification' has no names for them: use data latents"):
         build_layers(read)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "Flux" else pytest.mark.thorough) for kind in CASES])
+def test_a_run_that_is_killed_goes_on_over_other_devices(kind: str, tmp_path: Path) -> None:
+    """By SIGKILL, somewhere behind its second step: the losses left are those of one device that was never disturbed."""
+    folder, (layers, said, scheduler) = Folder(tmp_path), CASES[kind]
+    file = job(folder, kind, three_beside_one(layers), scheduler=scheduler, every_steps=1, **said)
+    mark = str(tmp_path)
+    run = start(["-m", "hetpipe", "train", str(file)], tmp_path, mark)
+    until(lambda: complete(FolderStore(tmp_path / "saved")) or run.poll() is not None)
+    run.kill()
+    assert finish(run, tmp_path, mark).leftover == []
+    done = max(int(found.name.rpartition("-")[2]) for found in complete(FolderStore(tmp_path / "saved")))
+    truth = reference(file)
+    assert 0 < done < len(truth.losses)
+    folder.cluster(2)
+    folder.plan([{"cuts": [layers - 3, 3], "sizes": [3, 2]}], model="diffusion")
+    found = trained(file)
+    torch.testing.assert_close(torch.tensor(found.losses), torch.tensor(truth.losses[done:]), rtol=0, atol=1e-9)

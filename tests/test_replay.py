@@ -17,6 +17,7 @@ from hetpipe.layers.replay.chain import chain, chain_of
 from hetpipe.layers.replay.flow import Flow, tensors_in
 from hetpipe.layers.replay.layers import Replayed
 from hetpipe.layers.replay.numbered import Numbered
+from hetpipe.layers.untouched.boundaries import trace
 from hetpipe.layers.weights import materialise
 from tests.support.diffusers import CASES, made
 from tests.support.ranks import cluster_of, run_ranks
@@ -228,8 +229,8 @@ def test_a_layer_that_computes_of_something_else_is_seen(monkeypatch: pytest.Mon
     x = {"x": torch.randn(3, 5, 4)}
     real = Replayed._given_on
 
-    def swapped(self: Replayed, have: Any, samples: int) -> Any:
-        given = real(self, have, samples)
+    def swapped(self: Replayed, have: Any, came: Any) -> Any:
+        given = real(self, have, came)
         return tuple(reversed(given)) if isinstance(given, tuple) and self.number == 2 else given
 
     monkeypatch.setattr(Replayed, "_given_on", swapped)
@@ -291,3 +292,16 @@ def test_what_a_tensor_is_computed_of() -> None:
             other = torch.cat([c, c])
             assert flow.sources([view]) == {"a", "b"}
             assert flow.sources([other]) == {"c"}
+
+
+@pytest.mark.parametrize("kind", ["Flux", "Wan", "HunyuanVideo", "ZImage"])
+def test_blocks_behind_the_second_of_a_list_are_known_to_be_alike(kind: str) -> None:
+    """So that few of them are measured."""
+    small, inputs = CASES[kind](2)
+    deep = {name: 6 for name in cast(Any, small).config if name in ("num_layers", "num_single_layers", "n_layers")}
+    model = type(small).from_config({**cast(Any, small).config, **deep})  # type: ignore[attr-defined]
+    layers, given = chain_of(model.eval(), {**inputs, "return_dict": False})
+    kinds = trace(layers, given.tensors({**inputs, "return_dict": False})).kinds
+    lists = len(deep)
+    assert len(set(kinds.first)) <= len(layers) - 3 * lists
+    assert len(layers) >= 6 * lists + 2

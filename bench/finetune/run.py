@@ -60,13 +60,13 @@ def job_of(document: dict[str, Any], folder: Path, quick: bool) -> Job:
     return Job.parse(job, "the bench's job")
 
 
-def losses_apart(runs: dict[str, list[Ran]]) -> float:
+def losses_apart(runs: dict[str, list[Ran]], equal: float = EQUAL) -> float:
     """The greatest relative distance of a loss from that of hetpipe's plan at that step. RuntimeError if it is no rounding."""
     truth = runs[OURS][0].losses
     pairs = [(way, a, b) for way, found in runs.items() for run in found for a, b in zip(run.losses, truth, strict=False)]
     apart, way = max((abs(a - b) / abs(b), way) for way, a, b in pairs)
-    if not apart <= EQUAL:
-        raise RuntimeError(f"{way!r} trains something else: a loss is {apart:.1e} off, more than {EQUAL:.0e}")
+    if not apart <= equal:
+        raise RuntimeError(f"{way!r} trains something else: a loss is {apart:.1e} off, more than {equal:.0e}")
     return apart
 
 

@@ -24,6 +24,7 @@ from hetpipe.finetune.looked import look
 from hetpipe.processes.environment import check_environment, place
 from hetpipe.processes.progress import Activity, say, show_with
 from hetpipe.processes.ranks.launch import start_server
+from hetpipe.processes.ranks.preload import modules_for
 from hetpipe.processes.stopping import importing
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def finetune(
 def _run(asked: Asked, write_job: Path | None, *, only_plan: bool) -> tuple[Made, Finetuned | None]:
     looked = look(asked)
     task = task_of(looked.found.kind)
-    start_server([f"hetpipe.models.{task.model}", *(["hetpipe.layers.adapters.ahead"] if asked.adapter_keys else [])])
+    start_server(modules_for(task.model, adapted=bool(asked.adapter_keys)))
     with importing(), Activity(f"starting: importing torch and {task.library}", shown=place().local_rank == 0):
         _import(task)
         from hetpipe.cli.finetune.table import print_statement

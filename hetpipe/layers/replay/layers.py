@@ -28,6 +28,7 @@ class Replayed(nn.Module):
     """A layer: it holds the modules that it calls, and the parameters of the model itself that it uses, and runs the rest of the
     model around them."""
 
+    only_names = ("number", "paths", "library_names")  # see `layers/untouched/kinds.py`
     library_names: dict[str, str]
 
     def __init__(
@@ -101,12 +102,12 @@ class Replayed(nn.Module):
             value = skeleton.run(act, vars(self)["given"].arguments(inputs))
         if number == len(anatomy.names) - 1:
             return outputs_in(value, anatomy)
-        return self._given_on(have, len(tensors[0]))
+        return self._given_on(have, tensors)
 
     def _taken(self, tensors: Sequence[Tensor]) -> dict[Source, Tensor]:
         """What was made by the layers before, as far as it was carried; else a tensor of its shape."""
         anatomy: Anatomy = vars(self)["anatomy"]
-        have = dict[Source, Tensor]()
+        have, empty = dict[Source, Tensor](), dict[Source, Tensor]()
         for (source, hollow), tensor in zip(anatomy.tracks(self.number), tensors, strict=True):
             found = tensor.new_zeros(()).expand(tensor.shape[:1] + tensor.shape[2:]) if hollow else tensor
             have[source] = found[0] if anatomy.is_alone(source) else found
@@ -117,13 +118,21 @@ class Replayed(nn.Module):
                 if Made(call, leaf) not in have:
                     like = anatomy.shaped_like(self.number, Made(call, leaf))
                     assert like is not None
-                    have[Made(call, leaf)] = have[like].new_zeros(()).expand(have[like].shape)
+                    if like not in empty:
+                        empty[like] = have[like].new_zeros(()).expand(have[like].shape)
+                    have[Made(call, leaf)] = empty[like]
         return have
 
-    def _given_on(self, have: Mapping[Source, Tensor], samples: int) -> Tensors:
+    def _given_on(self, have: Mapping[Source, Tensor], given: Sequence[Tensor]) -> Tensors:
+        """What crosses the boundary behind it; what crossed the one before, as it came."""
         anatomy: Anatomy = vars(self)["anatomy"]
-        found = list[Tensor]()
-        for source, hollow in anatomy.tracks(self.number + 1):
+        found, samples = list[Tensor](), len(given[0])
+        came = dict(zip(anatomy.tracks(self.number), given, strict=True))
+        for track in anatomy.tracks(self.number + 1):
+            source, hollow = track
+            if track in came:
+                found.append(came[track])
+                continue
             tensor = have[source]
             if anatomy.is_alone(source):
                 tensor = tensor.expand(samples, *tensor.shape)

@@ -22,9 +22,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _CONTAINERS = (tuple, list, set, frozenset, dict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL = frozenset(vars(nn.Module()))
-# Attributes that only say which layer it is: those that a class names itself, and those of libraries' modules.
+# Attributes that only say which layer it is, or, as diffusers' processors, who computes what is seen when it runs: those that a
+# class names itself, and those of libraries' modules.
 NAMES = "only_names"
-_NAMES = {"transformers": ("layer_idx", "layer_id"), "peft": ("kwargs",)}
+_NAMES = {"transformers": ("layer_idx", "layer_id"), "diffusers": ("processor", "layer_id", "layer_idx"), "peft": ("kwargs",)}
 LINEAGE = "_hetpipe_made"
 SPLIT = "_hetpipe_split"
 
