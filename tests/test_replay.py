@@ -39,18 +39,25 @@ def squares(outputs: Any) -> Tensor:
     return torch.stack([(output**2).mean() for output in tensors_in(outputs)]).sum()
 
 
+def in_batches(outputs: Any) -> list[Tensor]:
+    """A model's tensors, [b, …] also where it gives a list with one for each sample."""
+    first = outputs[0]
+    return [torch.stack(first)] if isinstance(first, list) else tensors_in(outputs)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in CASES if kind not in REFUSED])
 def test_a_chain_gives_the_models_own_bits(kind: str) -> None:
     """Gradients, too, but for sums that come in another order where a tensor is used in several layers."""
     model, inputs = made(kind, 3)
-    truth = model(**inputs)
+    truth = in_batches(model(**inputs))
     squares(truth).backward()
     wanted = gradients(model)
     model.zero_grad()
     layers, given = chain_of(model, inputs)
     found = layers(given.tensors(inputs))
     squares(found).backward()
-    assert all(map(torch.equal, tensors_in(found), tensors_in(truth)))
+    assert all(map(torch.equal, tensors_in(found), truth))
+    assert len(tensors_in(found)) == len(truth)
     own, largest = gradients(model), max(float(gradient.abs().max()) for gradient in wanted.values())
     assert own.keys() == wanted.keys()
     assert max(float((own[name] - wanted[name]).abs().max()) for name in wanted) <= 1e-6 * largest
@@ -303,5 +310,5 @@ def test_blocks_behind_the_second_of_a_list_are_known_to_be_alike(kind: str) -> 
     layers, given = chain_of(model.eval(), {**inputs, "return_dict": False})
     kinds = trace(layers, given.tensors({**inputs, "return_dict": False})).kinds
     lists = len(deep)
-    assert len(set(kinds.first)) <= len(layers) - 3 * lists
+    assert len(set(kinds.first)) <= len(layers) - 2 * lists
     assert len(layers) >= 6 * lists + 2
