@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from hetpipe.files.messages import InputError
+from hetpipe.files.messages import InputError, shown
 from hetpipe.layers.model import evaluating
 from hetpipe.layers.replay.flow import NONE, Flow, Sources, tensors_in
 from hetpipe.layers.untouched.kept import Fixed
@@ -86,7 +86,8 @@ class Called(Fixed):
 class Anatomy(Fixed):
     """Calls in their order, of which each layer of the chain has those from one of `begins` to the next; `names`: of the layers.
     `lists`: path of a module → the path of the list of blocks that it is in, if any. `of_output`: sources. `inputs`: how
-    many tensors the chain is given. `outputs`: how many the model returns; `listed`: these are one for each sample."""
+    many tensors the chain is given. `outputs`: the shapes of what the model returns; `listed`: one for each sample. `written`:
+    what the model writes into later, so that layers are given copies."""
 
     calls: tuple[Called, ...]
     lists: Mapping[str, str | None]
@@ -94,7 +95,8 @@ class Anatomy(Fixed):
     names: tuple[str, ...]
     inputs: int
     of_output: Sources
-    outputs: int
+    outputs: tuple[tuple[int, ...], ...]
+    written: frozenset[Source] = frozenset()
     listed: bool = False
     _tracks: dict[int, tuple[Track, ...]] = field(default_factory=dict)
 
@@ -179,13 +181,39 @@ def anatomy_of(model: nn.Module, runs: Sequence[tuple[Sequence[Tensor], Mapping[
         for own, its in zip(first.calls, other.calls, strict=True):
             assert own.output is not None
             assert its.output is not None
+            _refuse_numbers(_kind(model), own.path, own.output, its.output)
             own.output = own.output._replace(alone=_alone(_kind(model), own.path, own.output, its.output))
     used = {source.name for call in first.calls for source in call.of if isinstance(source, Own)}
     used |= {source.name for source in first.of_output if isinstance(source, Own)}
     strange = [name for name in sorted(used) if any(name.startswith(f"{path}.") for path in lists)]
     if strange:
         raise InputError(f"{_kind(model)} cannot be cut into layers: {strange[0]!r} is used outside of its module, too")
-    return replace(first, listed=any(other.outputs != first.outputs for other in others))
+    listed = any(len(other.outputs) != len(first.outputs) for other in others)
+    for (tensors, _), run in zip(runs, (first, *others), strict=True):
+        if not listed:
+            _refuse_others(_kind(model), run.outputs, len(tensors[0]))
+    return replace(first, listed=listed)
+
+
+def _refuse_others(kind: str, shapes: Sequence[tuple[int, ...]], samples: int) -> None:
+    """InputError unless a model gives a row for each sample."""
+    for shape in shapes:
+        if shape[:1] != (samples,):
+            raise InputError(
+                f"{kind} cannot be cut into layers: for {samples} samples it gives a tensor of shape {list(shape)}, which has no "
+                "row for each"
+            )
+
+
+def _refuse_numbers(kind: str, path: str, one: Output, two: Output) -> None:
+    """InputError where a module returns numbers beside tensors, which may be others in another call."""
+    plain = [(a, b) for a, b in zip(one.others, two.others, strict=False) if a is not _TENSOR]
+    number = next((a for a, b in plain if a != b or (isinstance(a, int | float) and not isinstance(a, bool))), None)
+    if number is not None or len(one.others) != len(two.others):
+        raise InputError(
+            f"{kind} cannot be cut into layers: {path!r} returns {shown(number)} beside tensors, which may be another value in "
+            "another call"
+        )
 
 
 def _alone(kind: str, path: str, one: Output, two: Output) -> tuple[bool, ...]:
@@ -233,9 +261,10 @@ def _has_lists(module: nn.Module) -> bool:
 
 
 def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Tensor], given: Mapping[str, Any]) -> Anatomy:
-    calls, flow = list[Called](), Flow()
+    calls, flow, begun = list[Called](), Flow(), list[tuple[Source, Tensor, int]]()
     for number, tensor in enumerate(tensors):
         flow.begins(tensor, Input(number))
+        begun.append((Input(number), tensor, tensor._version))
     for name, parameter in model.named_parameters():
         flow.begins(parameter, Own(name))
 
@@ -248,6 +277,7 @@ def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Te
         own = [tensor.clone() for tensor in made]  # of storages that nothing else has
         for leaf, tensor in enumerate(own):
             flow.begins(tensor, Made(call, leaf))
+            begun.append((Made(call, leaf), tensor, tensor._version))
         output = calls[call].output
         assert output is not None
         return output.holding(own)
@@ -259,7 +289,9 @@ def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Te
     if missing:
         raise InputError(f"{_kind(model)} cannot be cut into layers: {missing[0]!r} is not called")
     begins, names = _layers([(call.path, lists[call.path]) for call in calls])
-    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output, len(outputs))
+    shapes = tuple(tuple(tensor.shape) for tensor in outputs)
+    written = frozenset(source for source, tensor, version in begun if tensor._version != version)
+    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output, shapes, written)
 
 
 @contextmanager

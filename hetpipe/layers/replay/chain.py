@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ def chain_of(
     modules. InputError says why it is no chain."""
     given = Given(inputs, _samples(inputs, alone, sizes), alone, sizes)
     tensors = given.tensors(inputs)
-    anatomy = _looked_at(model, given, tensors)
-    check_alike(model, anatomy, given, tensors)
+    with _told(type(model).__name__):
+        anatomy = _looked_at(model, given, tensors)
+        check_alike(model, anatomy, given, tensors)
     source = Values(files, type(model).__name__) if files is not None else None
     found = layers_of(model, Skeleton(model, list(anatomy.lists)), anatomy, given, source)
     held = {id(parameter) for parameter in found.parameters()}
@@ -82,15 +84,21 @@ def chain_of(
 
 def _looked_at(model: nn.Module, given: Given, tensors: Sequence[Tensor]) -> Anatomy:
     """The model's anatomy, by its forward on tensors without values, of as many samples and of one more."""
-    copied, kind = without_values(model), type(model).__name__
+    copied = without_values(model)
+    with fake_tensors():
+        fill(copied)
+        runs = []
+        for count in (len(tensors[0]), len(tensors[0]) + 1):
+            own = [torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors]
+            runs.append((own, given.arguments(own)))
+        return anatomy_of(copied, runs)
+
+
+@contextmanager
+def _told(kind: str) -> Iterator[None]:
+    """Whatever a model of this kind says when it runs, as an InputError."""
     try:
-        with fake_tensors():
-            fill(copied)
-            runs = []
-            for count in (len(tensors[0]), len(tensors[0]) + 1):
-                own = [torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in tensors]
-                runs.append((own, given.arguments(own)))
-            return anatomy_of(copied, runs)
+        yield
     except InputError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException):
@@ -98,7 +106,7 @@ def _looked_at(model: nn.Module, given: Given, tensors: Sequence[Tensor]) -> Ana
             f"{kind} cannot be cut into layers: its forward asks for the values of tensors, by which it chooses shapes, or what "
             "to do"
         ) from None
-    except Exception as error:  # whatever the model says
+    except Exception as error:
         raise InputError(f"{kind} does not run with such inputs: {one_line(error)}") from error
 
 

@@ -27,18 +27,22 @@ def check_alike(model: nn.Module, anatomy: Anatomy, given: Given, tensors: Seque
     with fake_tensors(), torch.no_grad():
         fill(copied)
         layers = layers_of(copied, skeleton, anatomy, given).eval()
-        inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
         with Numbered() as numbered:
-            for number, tensor in enumerate(inputs):
-                numbered.begins(tensor, number)
             for each in (copied, skeleton.model):
                 for name, buffer in each.named_buffers():
                     numbered.begins(buffer, name)
             for name, parameter in copied.named_parameters():
                 numbered.begins(parameter, name)
+
+            def inputs() -> list[Tensor]:  # others for each, who may write into them
+                made = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+                for number, tensor in enumerate(made):
+                    numbered.begins(tensor, number)
+                return made
+
             wanted, found = (
                 [numbered.name(tensor) for tensor in tensors_in(value)]
-                for value in (outputs_in(copied(**given.arguments(inputs)), anatomy), layers(as_value(inputs)))
+                for value in (outputs_in(copied(**given.arguments(inputs())), anatomy), layers(as_value(inputs())))
             )
     if len(wanted) != len(found):
         raise InputError(f"{kind} gives {len(wanted)} tensors, and cut into layers {len(found)}")

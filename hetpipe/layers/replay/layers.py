@@ -86,15 +86,19 @@ class Replayed(nn.Module):
                 raise InputError(f"layer {number}: {path!r} is called in another order than when the model was cut")
             output = anatomy.calls[call].output
             assert output is not None
-            if call < own.start:
-                return output.holding([have[Made(call, leaf)] for leaf in range(len(output.shapes))])
             if call >= own.stop:
                 raise Stop
-            value = self._modules[_own_name(path, anatomy)](*args, **kwargs)  # type: ignore[misc]
-            have.update({Made(call, leaf): tensor for leaf, tensor in enumerate(tensors_in(value))})
-            return value
+            if call >= own.start:
+                value = self._modules[_own_name(path, anatomy)](*args, **kwargs)  # type: ignore[misc]
+                have.update({Made(call, leaf): tensor for leaf, tensor in enumerate(tensors_in(value))})
+                if not any(Made(call, leaf) in anatomy.written for leaf in range(len(output.shapes))):
+                    return value
+            return output.holding([to_use(Made(call, leaf)) for leaf in range(len(output.shapes))])
 
-        inputs = [have[Input(at)] for at in range(anatomy.inputs)]
+        def to_use(source: Source) -> Tensor:
+            return have[source].clone() if source in anatomy.written else have[source]
+
+        inputs = [to_use(Input(at)) for at in range(anatomy.inputs)]
         parameters = {name: getattr(self, table) for table, name in self.tables.items()}
         helpers = {path: self.get_submodule(name) for name, path in self.helpers.items()}
         skeleton: Skeleton = vars(self)["skeleton"]
@@ -109,7 +113,7 @@ class Replayed(nn.Module):
         anatomy: Anatomy = vars(self)["anatomy"]
         have, empty = dict[Source, Tensor](), dict[Source, Tensor]()
         for (source, hollow), tensor in zip(anatomy.tracks(self.number), tensors, strict=True):
-            found = tensor.new_zeros(()).expand(tensor.shape[:1] + tensor.shape[2:]) if hollow else tensor
+            found = tensor.new_zeros(tensor.shape[:1] + tensor.shape[2:]) if hollow else tensor
             have[source] = found[0] if anatomy.is_alone(source) else found
         for call in range(anatomy.begins[self.number]):
             output = anatomy.calls[call].output
@@ -119,7 +123,7 @@ class Replayed(nn.Module):
                     like = anatomy.shaped_like(self.number, Made(call, leaf))
                     assert like is not None
                     if like not in empty:
-                        empty[like] = have[like].new_zeros(()).expand(have[like].shape)
+                        empty[like] = have[like].new_zeros(have[like].shape)
                     have[Made(call, leaf)] = empty[like]
         return have
 

@@ -2,7 +2,7 @@
 tensors, in the same order, so that all their bits are the same.
 
 This is value numbering (Cocke and Schwartz 1970, Programming Languages and Their Compilers) of storages. A view has the name of
-its storage and its place in it; what is written into a storage gives it another name.
+its storage and its place in it; what is written into a storage gives it another name; a copy of a whole storage has its name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -43,6 +44,9 @@ class Numbered(TorchDispatchMode):
         kwargs = kwargs or {}
         with_names = tree_map(lambda leaf: self.name(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         output = func(*args, **kwargs)
+        if func is torch.ops.aten.clone.default and _is_whole(args[0]) and output.stride() == args[0].stride():
+            self._put(output, self._name_of[int(args[0].untyped_storage()._cdata)])
+            return output
         called = f"{func} {with_names}"
         known = {int(tensor.untyped_storage()._cdata) for tensor in tensors_in((args, kwargs))}
         for number, tensor in enumerate(tensors_in(output)):
@@ -56,6 +60,11 @@ class Numbered(TorchDispatchMode):
         storage = tensor.untyped_storage()
         self._alive.append(storage)
         self._name_of[int(storage._cdata)] = name
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it is all of its storage."""
+    return tensor.storage_offset() == 0 and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _contents(tensor: Tensor) -> str:
