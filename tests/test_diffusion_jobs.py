@@ -150,7 +150,8 @@ def test_a_model_of_named_inputs_needs_data_that_name_them(tmp_path: Path) -> No
         build_layers(read)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "Flux" else pytest.mark.thorough) for kind in CASES])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", CASES)
 def test_a_run_that_is_killed_goes_on_over_other_devices(kind: str, tmp_path: Path) -> None:
     """By SIGKILL, somewhere behind its second step: the losses left are those of one device that was never disturbed."""
     folder, (layers, said, scheduler) = Folder(tmp_path), CASES[kind]
