@@ -14,7 +14,7 @@ from hetpipe.diffusion.folder import diffusers_of
 SHAPES = ((16, 16), (20, 12), (12, 18))  # patches of a picture, wide and high
 TEXT, CHANNELS = 32, 16
 EACH = 16  # samples of a shape
-SIZES = {"num_layers": 4, "num_single_layers": 10, "num_attention_heads": 8, "attention_head_dim": 32}
+SIZES = {"num_layers": 3, "num_single_layers": 7, "num_attention_heads": 4, "attention_head_dim": 32}
 QUICK = {"num_layers": 1, "num_single_layers": 3, "num_attention_heads": 2, "attention_head_dim": 32}
 
 
