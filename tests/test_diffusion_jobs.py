@@ -143,6 +143,14 @@ def test_the_sample_of_a_model_is_of_the_largest_shape(tmp_path: Path) -> None:
     assert sum(batch.share for batch in model.mix(2)) == pytest.approx(1)
 
 
+def test_data_for_another_type_are_refused(tmp_path: Path) -> None:
+    read = Job.read(job(Folder(tmp_path), "Wan", [{"cuts": [6], "sizes": [5]}]))
+    other = pipeline("SD3", tmp_path / "other")
+    changed = read.model_copy(update={"model": read.model.model_copy(update={"args": {"weights": str(other)}})})
+    with pytest.raises(InputError, match="is a SD3Transformer2DModel, and the data are made for a WanTransformer3DModel"):
+        build_layers(changed)
+
+
 def test_a_model_of_named_inputs_needs_data_that_name_them(tmp_path: Path) -> None:
     model = {"name": "diffusion", "args": {"weights": str(pipeline("Wan", tmp_path / "pipe"))}}
     read = Job.read(Folder(tmp_path).job(model=model))

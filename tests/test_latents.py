@@ -141,10 +141,16 @@ def test_samples_are_weighed_by_their_noise(made: Any) -> None:
     output, wanted = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
     expected = torch.stack([(output - wanted)[i].square().mean() * w for i, w in enumerate((1.0, 2.0, 0.5))]).mean()
     assert torch.allclose(denoising(output, (wanted, torch.tensor([1.0, 2.0, 0.5]))), expected)
-    both = torch.cat([output, torch.randn(3, 2, 4)], 1)  # with variances
-    assert torch.equal(denoising(both, (wanted, torch.ones(3))), denoising(output, (wanted, torch.ones(3))))
+    both = torch.cat([output, torch.randn(3, 2, 4)], 1)[..., None]  # [b, channels, height, width], with variances
+    truth = denoising(output, (wanted, torch.ones(3)))
+    assert torch.equal(denoising(both, (wanted[..., None], torch.ones(3))), truth)
     with pytest.raises(InputError, match=r"predicts \(3, 2, 4\), and is to predict \(3, 2, 5\)"):
         denoising(output, (torch.ones(3, 2, 5), torch.ones(3)))
+    packed = torch.cat([output, output], 1)  # of tokens, which are no channels
+    with pytest.raises(InputError, match=r"predicts \(3, 4, 4\), and is to predict \(3, 2, 4\)"):
+        denoising(packed, (wanted, torch.ones(3)))
+    with pytest.raises(InputError, match=r"3 samples have weights of shape \(3, 1\), and need one each"):
+        denoising(output, (wanted, torch.ones(3, 1)))
     with pytest.raises(InputError, match="found 1 tensors"):
         denoising(output, wanted)
 

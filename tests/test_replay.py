@@ -295,6 +295,9 @@ class Odd(nn.Module):
         super().__init__()
         self.how, self.first, self.other = how, Counted(how), nn.Linear(4, 4)
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        if how == "in a module":
+            self.other = nn.Identity()  # type: ignore[assignment]
+            self.writing = Writing()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         found = self.first(x)
@@ -303,6 +306,8 @@ class Odd(nn.Module):
             x += self.other(y)
         elif self.how == "[]=":
             x[:, 1:] = self.other(y)[:, 1:]
+        elif self.how == "in a module":
+            x = x + self.writing(y)
         elif self.how == "given":
             y *= 2
             x = x + self.other(y)
@@ -312,9 +317,24 @@ class Odd(nn.Module):
             x = x + self.other(y)
         for block in self.blocks:
             x = block(x) * number
+            if self.how == "drawn":
+                x = x + torch.randn(4)
             if self.how == "+=":
                 x += y
         return x.mean() if self.how == "mean" else x + y
+
+
+class Writing(nn.Module):
+    """Writes into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, y: Tensor) -> Tensor:
+        y *= 3
+        found: Tensor = self.linear(y)
+        return found
 
 
 class Counted(nn.Module):
@@ -327,7 +347,7 @@ class Counted(nn.Module):
         return (found, {"number of samples": len(x), "number": 2}[self.how]) if self.how.startswith("number") else found
 
 
-@pytest.mark.parametrize("how", ["plain", "+=", "[]=", "given", "complex"])
+@pytest.mark.parametrize("how", ["plain", "+=", "[]=", "given", "in a module", "complex"])
 def test_what_a_module_gives_may_be_written_into(how: str) -> None:
     torch.manual_seed(0)
     net, x, y = Odd(how), torch.randn(3, 5, 4), torch.randn(3, 5, 4)
@@ -347,6 +367,7 @@ def test_what_a_module_gives_may_be_written_into(how: str) -> None:
     [
         ("number of samples", "'first' returns 3 beside tensors, which may be another value in another call"),
         ("number", "'first' returns 2 beside tensors"),
+        ("drawn", "output 0 would be computed by other operations"),  # each layer would draw numbers of its own
         ("mean", r"for 3 samples it gives a tensor of shape \[\], which has no row for each"),
     ],
 )

@@ -28,7 +28,7 @@ def make_transformer(folder: Path, *, quick: bool) -> None:
 
 
 def make_latents(folder: Path) -> None:
-    """As many samples of each shape."""
+    """Write as many samples of each shape."""
     folder.mkdir()
     draw = torch.Generator().manual_seed(1)
     for number, (shape, sample) in enumerate(product(SHAPES, range(EACH))):

@@ -50,11 +50,13 @@ class Called:
             tensor [0, number] for each whole number of `sizes`.
         alone: names of tensors that have no samples for the model, and are the same for all samples of a batch.
         sizes: names of values whose whole numbers may be others in another batch.
+        made_for: the type of model that the samples are for, if they are for one only.
     """
 
     values: Mapping[str, Any]
     alone: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
+    made_for: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from hetpipe.files.formats import read_mapping
 from hetpipe.files.hub import cached_folder
 from hetpipe.files.messages import InputError, shown
 from hetpipe.layers.adapters.quantised import hush
+from hetpipe.processes.environment import place
 
 CONFIG = "config.json"
 SCHEDULER = "scheduler/scheduler_config.json"
@@ -37,7 +38,7 @@ class TransformerFolder:
         """Find a transformer. `named`: its own folder, or that of a pipeline, of which it is the `part`; or such a pipeline on
         Hugging Face, of which the transformer and the scheduler are downloaded. InputError where there is none."""
         wanted = [f"{part}/*.json", f"{part}/*.safetensors", "scheduler/*.json", CONFIG, "diffusion_pytorch_model*.safetensors"]
-        root = cached_folder(named, wanted)[0]
+        root = cached_folder(named, wanted, quiet=place().local_rank > 0)[0]
         if not root.is_dir():
             raise InputError(f"there is no folder {shown(str(named))} (from {Path.cwd()}), and no model of that name")
         inner = (root / part / CONFIG).is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ def latents(
     apart = held_out(len(every), test_fraction)
     train = Latents(cached, every[~apart], noise, strength, drop_captions)
     test = Latents(cached, every[apart], noise, strength) if apart.any() else None
-    called = train.called()
+    called = replace(train.called(), made_for=found.type_name)
     return DataSplits(train=train, test=test, names=_names(called, own), called=called)  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from hetpipe.building.datasets import Called
 from hetpipe.diffusion.folder import PART, TransformerFolder
+from hetpipe.files.messages import InputError
 from hetpipe.layers.replay.chain import chain
 
 RETURN_DICT = "return_dict"
@@ -21,6 +22,11 @@ def build(weights: str, called: Called, part: str = PART) -> nn.Sequential:
         part: which transformer of the pipeline.
     """
     folder = TransformerFolder.of(weights, part)
+    if called.made_for not in (None, folder.type_name):
+        raise InputError(
+            f"{folder.path} is a {folder.type_name}, and the data are made for a {called.made_for}, which may be told time "
+            "otherwise: name the same folder in model.args.weights and in data.args.weights"
+        )
     values = dict(called.values)
     if RETURN_DICT in folder.arguments:
         values[RETURN_DICT] = False

@@ -120,7 +120,7 @@ class Noise:
         return Drawn(torch.lerp(latents, noise, sigma), time, wanted, weight)
 
     def _sigma(self) -> Tensor:
-        """By the inverse of the distribution function, of a number drawn between those of both ends."""
+        """Draw σ: the inverse of its distribution function, at a number drawn between the function's values at both ends."""
         ends = torch.tensor(self.sigmas, dtype=torch.float64)
         ends = ends / (self.shift - (self.shift - 1) * ends)
         if self.times == "logit_normal":
@@ -139,12 +139,12 @@ class Noise:
         weight = torch.ones(())
         if self.weighting == "min_snr":
             ratio = share / (1 - share)
-            weight = ratio.clamp(max=GAMMA) / (ratio + 1 if velocity else ratio)
+            weight = ratio.clamp(max=GAMMA) / (ratio + 1) if velocity else (GAMMA / ratio).clamp(max=1)
         return Drawn(mixed, step, -wanted if self.kind.negated else wanted, weight)
 
 
 def _prediction(scheduler: Mapping[str, Any] | None, kind: Kind) -> Prediction:
-    """As the scheduler says, or else the kind."""
+    """Return what the scheduler says that a model predicts, or else what its kind says."""
     if scheduler is None:
         return kind.prediction
     said, name = scheduler.get("prediction_type"), str(scheduler.get("_class_name", ""))

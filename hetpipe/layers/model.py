@@ -274,11 +274,13 @@ def mse(output: Tensors, targets: Tensors) -> Tensor:
 def denoising(output: Tensors, targets: Tensors) -> Tensor:
     """Mean, over samples, of the squared error of what a diffusion model predicts, [b, …], times each sample's weight: `targets`
     are (what is to be predicted [b, …], weight [b]). Of a model that gives variances, too, in as many channels (dimension 1)
-    behind those of what it predicts (Nichol and Dhariwal 2021, section 3.1), these are left out."""
+    behind those of what it predicts, [b, channels, height, width] (Nichol and Dhariwal 2021, section 3.1), these are left out."""
     (prediction, *_), (wanted, *weights) = as_tuple(output), as_tuple(targets)
     if len(weights) != 1:
         raise InputError(f"denoising: targets must be what is to be predicted, and a weight, found {1 + len(weights)} tensors")
-    if prediction.ndim > 1 and prediction.shape[1] == 2 * wanted.shape[1]:
+    if weights[0].shape != wanted.shape[:1]:  # torch would broadcast, and weigh something else
+        raise InputError(f"denoising: {len(wanted)} samples have weights of shape {tuple(weights[0].shape)}, and need one each")
+    if prediction.ndim > 3 and prediction.shape[1] == 2 * wanted.shape[1]:
         prediction = prediction[:, : wanted.shape[1]]
     if prediction.shape != wanted.shape:
         raise InputError(

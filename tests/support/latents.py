@@ -19,7 +19,7 @@ FLOW = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
 
 
 class Shape(NamedTuple):
-    """Of the latents of a sample; beside them tensors of other shapes, and whole numbers."""
+    """A sample: the shape of its latents, the tensors beside them, and whole numbers."""
 
     latents: tuple[int, ...]
     others: dict[str, Tensor] = {}

@@ -260,24 +260,50 @@ def _has_lists(module: nn.Module) -> bool:
     return not isinstance(module, nn.Sequential) and any(isinstance(each, nn.ModuleList) for each in module.modules())
 
 
+class _Writes:
+    """Which tensors the model itself writes into, and not a module that it calls, which does so in the chain, too."""
+
+    def __init__(self) -> None:
+        self._begun, self._known, self._before = dict[Source, Tensor](), dict[Source, int](), dict[Source, int]()
+
+    def begins(self, source: Source, tensor: Tensor) -> None:
+        """From now on, this one is looked at."""
+        self._begun[source], self._known[source] = tensor, tensor._version
+
+    def enter(self) -> None:
+        """A module begins."""
+        self._before = {source: tensor._version for source, tensor in self._begun.items()}
+
+    def leave(self) -> None:
+        """It has ended."""
+        for source, version in self._before.items():
+            self._known[source] += self._begun[source]._version - version
+
+    def written(self) -> frozenset[Source]:
+        """What the model has written into so far."""
+        return frozenset(source for source, tensor in self._begun.items() if tensor._version != self._known[source])
+
+
 def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Tensor], given: Mapping[str, Any]) -> Anatomy:
-    calls, flow, begun = list[Called](), Flow(), list[tuple[Source, Tensor, int]]()
+    calls, flow, writes = list[Called](), Flow(), _Writes()
     for number, tensor in enumerate(tensors):
         flow.begins(tensor, Input(number))
-        begun.append((Input(number), tensor, tensor._version))
+        writes.begins(Input(number), tensor)
     for name, parameter in model.named_parameters():
         flow.begins(parameter, Own(name))
 
     def before(module: nn.Module, args: Any, kwargs: Any, path: str) -> None:
         calls.append(Called(path, flow.sources([args, kwargs])))
+        writes.enter()
 
     def behind(module: nn.Module, args: Any, kwargs: Any, value: Any) -> Any:
+        writes.leave()
         call = len(calls) - 1
         calls[call].output, made = Output.of(value)
         own = [tensor.clone() for tensor in made]  # of storages that nothing else has
         for leaf, tensor in enumerate(own):
             flow.begins(tensor, Made(call, leaf))
-            begun.append((Made(call, leaf), tensor, tensor._version))
+            writes.begins(Made(call, leaf), tensor)
         output = calls[call].output
         assert output is not None
         return output.holding(own)
@@ -290,8 +316,7 @@ def _run(model: nn.Module, lists: Mapping[str, str | None], tensors: Sequence[Te
         raise InputError(f"{_kind(model)} cannot be cut into layers: {missing[0]!r} is not called")
     begins, names = _layers([(call.path, lists[call.path]) for call in calls])
     shapes = tuple(tuple(tensor.shape) for tensor in outputs)
-    written = frozenset(source for source, tensor, version in begun if tensor._version != version)
-    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output, shapes, written)
+    return Anatomy(tuple(calls), lists, begins, names, len(tensors), of_output, shapes, writes.written())
 
 
 @contextmanager

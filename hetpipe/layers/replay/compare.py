@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,23 +28,22 @@ def check_alike(model: nn.Module, anatomy: Anatomy, given: Given, tensors: Seque
     with fake_tensors(), torch.no_grad():
         fill(copied)
         layers = layers_of(copied, skeleton, anatomy, given).eval()
-        with Numbered() as numbered:
-            for each in (copied, skeleton.model):
-                for name, buffer in each.named_buffers():
-                    numbered.begins(buffer, name)
-            for name, parameter in copied.named_parameters():
-                numbered.begins(parameter, name)
 
-            def inputs() -> list[Tensor]:  # others for each, who may write into them
-                made = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-                for number, tensor in enumerate(made):
+        def names(run: Callable[[list[Tensor]], Any]) -> list[str]:
+            """Return those of what a run gives, which may write into its inputs, and draw."""
+            with Numbered() as numbered:
+                for each in (copied, skeleton.model):
+                    for name, buffer in each.named_buffers():
+                        numbered.begins(buffer, name)
+                for name, parameter in copied.named_parameters():
+                    numbered.begins(parameter, name)
+                inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+                for number, tensor in enumerate(inputs):
                     numbered.begins(tensor, number)
-                return made
+                return [numbered.name(tensor) for tensor in tensors_in(run(inputs))]
 
-            wanted, found = (
-                [numbered.name(tensor) for tensor in tensors_in(value)]
-                for value in (outputs_in(copied(**given.arguments(inputs())), anatomy), layers(as_value(inputs())))
-            )
+        wanted = names(lambda inputs: outputs_in(copied(**given.arguments(inputs)), anatomy))
+        found = names(lambda inputs: layers(as_value(inputs)))
     if len(wanted) != len(found):
         raise InputError(f"{kind} gives {len(wanted)} tensors, and cut into layers {len(found)}")
     for number, (own, its) in enumerate(zip(wanted, found, strict=True)):

@@ -29,22 +29,35 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
     return tensors_in([values.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write])
 
 
-class Flow(TorchDispatchMode):
-    """While it is entered, it knows of what each tensor is computed."""
+class ByStorage(TorchDispatchMode):
+    """Keeps a mark for each storage, while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._of = dict[int, Sources]()
+        self._marks = dict[int, Any]()
         self._alive = list[Any]()  # storages, whose addresses no others get
+
+    def mark(self, tensor: Tensor) -> Any:
+        """The mark of a tensor's storage; None where it has none."""
+        return self._marks.get(int(tensor.untyped_storage()._cdata))
+
+    def put(self, tensor: Tensor, mark: object) -> None:
+        """Give its storage a mark."""
+        storage = tensor.untyped_storage()
+        self._alive.append(storage)
+        self._marks[int(storage._cdata)] = mark
+
+
+class Flow(ByStorage):
+    """While it is entered, it knows of what each tensor is computed."""
 
     def begins(self, tensor: Tensor, source: object) -> None:
         """The tensor is a source itself, whatever it was computed of."""
-        self._put(tensor, frozenset([source]))
+        self.put(tensor, frozenset([source]))
 
     def sources(self, values: Iterable[Any]) -> Sources:
         """Of all tensors in nested values."""
-        found = (self._of.get(self._key(tensor), NONE) for tensor in tensors_in(tuple(values)))
-        return NONE.union(*found)
+        return NONE.union(*(self.mark(tensor) or NONE for tensor in tensors_in(tuple(values))))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,15 +65,5 @@ class Flow(TorchDispatchMode):
         output = func(*args, **kwargs)
         if sources:
             for tensor in tensors_in((output, written_by(func, args, kwargs))):
-                self._put(tensor, sources | self._of.get(self._key(tensor), NONE))
+                self.put(tensor, sources | (self.mark(tensor) or NONE))
         return output
-
-    def _put(self, tensor: Tensor, sources: Sources) -> None:
-        key = self._key(tensor)
-        if key not in self._of:
-            self._alive.append(tensor.untyped_storage())
-        self._of[key] = sources
-
-    @staticmethod
-    def _key(tensor: Tensor) -> int:
-        return int(tensor.untyped_storage()._cdata)

@@ -14,52 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from hetpipe.layers.replay.flow import tensors_in, written_by
+from hetpipe.layers.replay.flow import ByStorage, tensors_in, written_by
 
 
-class Numbered(TorchDispatchMode):
-    """While it is entered, it knows the name of each tensor."""
+class Numbered(ByStorage):
+    """While it is entered, it knows the name of each tensor. Numbers that are drawn are named by their turn, too: two draws are
+    never alike."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._name_of = dict[int, str]()
-        self._alive = list[Any]()  # storages, whose addresses no others get
+        super().__init__()
+        self._draws = 0
 
     def begins(self, tensor: Tensor, name: object) -> None:
         """Give a tensor, and all that is a view of it, a name."""
-        self._put(tensor, _short(repr(name)))
+        self.put(tensor, _short(repr(name)))
 
     def name(self, tensor: Tensor) -> str:
         """The name of a tensor: of its storage, its place in it, and its type."""
-        key = int(tensor.untyped_storage()._cdata)
-        if key not in self._name_of:
-            self._put(tensor, _contents(tensor))
+        if self.mark(tensor) is None:
+            self.put(tensor, _contents(tensor))
         place = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype)
-        return f"{self._name_of[key]} {place}"
+        return f"{self.mark(tensor)} {place}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with_names = tree_map(lambda leaf: self.name(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         output = func(*args, **kwargs)
         if func is torch.ops.aten.clone.default and _is_whole(args[0]) and output.stride() == args[0].stride():
-            self._put(output, self._name_of[int(args[0].untyped_storage()._cdata)])
+            self.put(output, self.mark(args[0]))
             return output
         called = f"{func} {with_names}"
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._draws += 1
+            called += f" draw {self._draws}"
         known = {int(tensor.untyped_storage()._cdata) for tensor in tensors_in((args, kwargs))}
         for number, tensor in enumerate(tensors_in(output)):
             if int(tensor.untyped_storage()._cdata) not in known:
-                self._put(tensor, _short(f"{called} {number}"))
+                self.put(tensor, _short(f"{called} {number}"))
         for number, tensor in enumerate(written_by(func, args, kwargs)):
-            self._put(tensor, _short(f"{called} into {number}"))
+            self.put(tensor, _short(f"{called} into {number}"))
         return output
-
-    def _put(self, tensor: Tensor, name: str) -> None:
-        storage = tensor.untyped_storage()
-        self._alive.append(storage)
-        self._name_of[int(storage._cdata)] = name
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -68,7 +64,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def _contents(tensor: Tensor) -> str:
-    """Of a storage that was there before: its bytes, or, where it has none to look at, its address."""
+    """Return a digest of a storage that was there before, or, where it has no bytes to look at, its address."""
     storage = tensor.untyped_storage()
     if isinstance(tensor, FakeTensor) or storage.device.type != "cpu":
         return f"at {storage._cdata}"

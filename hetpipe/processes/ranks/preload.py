@@ -14,6 +14,6 @@ def modules_of(job: Job) -> list[str]:
 
 
 def modules_for(model: str | None, *, adapted: bool) -> list[str]:
-    """The same of a model by its name, if it has one."""
+    """Return the modules of a model by its name, if it has one, and of adapters, if there are any."""
     own = [f"hetpipe.models.{model}", *([OF_MODELS[model]] if model in OF_MODELS else [])] if model is not None else []
     return [*own, ADAPTERS] if adapted else own
