@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hetpipe.building.content import Content, content_of
 from hetpipe.building.data import EpochSampler, fetch
 from hetpipe.building.datasets import DataSplits
 from hetpipe.diffusion.kinds import _table
@@ -179,6 +180,29 @@ def test_captions_are_dropped_as_often_as_it_is_said(made: Any, tmp_path: Path) 
     assert sum(dropped) / 600 == pytest.approx(0.3, abs=0.06)
     test = cast(Latents, splits.test)
     assert not any(torch.equal(test[number][0][2], empty) for number in range(len(test)))
+
+
+def test_a_file_that_is_another_makes_the_data_others(made: Any, tmp_path: Path) -> None:
+    """Numbers, or whole numbers of metadata; other names in another order are the same samples."""
+    folder, weights = made("QwenImage")
+    for file in Path(folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    def content() -> Content:
+        return content_of(latents(str(tmp_path), weights).train, {})
+
+    before, first = content(), tmp_path / "000.safetensors"
+    assert content().other(before) == ""
+    first.rename(tmp_path / "999.safetensors")
+    assert content().other(before) == "the samples are in another order"
+    (tmp_path / "999.safetensors").rename(first)
+    held = load_file(first)
+    save_file({**held, "latents": held["latents"] + 1}, first, {"img_shapes": "[[[1, 4, 4]]]"})
+    assert content().other(before) == "samples are others"
+    save_file(held, first, {"img_shapes": "[[[1, 2, 8]]]"})
+    assert content().other(before) == "samples are others"
+    save_file(held, first, {"img_shapes": "[[[1, 4, 4]]]"})
+    assert content().other(before) == ""
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [

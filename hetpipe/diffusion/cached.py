@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from hetpipe.files.messages import InputError, counted, cut, nearest, shown
 from hetpipe.files.parsing import ParseError, parse_json
+from hetpipe.files.tensors import note_slice
 from hetpipe.processes.whereabouts import during
 
 LATENTS = "latents"
@@ -27,11 +28,13 @@ FORMAT = "format"  # a key of metadata that savers write of their own accord
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file holds: the `kinds` of its tensors by name (type and shape), and `sizes` of its metadata."""
+    """What a file holds: the `kinds` of its tensors by name (type and shape), and `sizes` of its metadata. `digest`: of all that,
+    and of a few numbers of each tensor."""
 
     file: Path
     kinds: Mapping[str, tuple[str, tuple[int, ...]]]
     sizes: Mapping[str, Any]
+    digest: str
 
     @classmethod
     def of(cls, file: Path) -> Entry:
@@ -41,9 +44,13 @@ class Entry:
                 parts = {name: content.get_slice(name) for name in sorted(content.keys())}
                 kinds = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
                 said = content.metadata() or {}
+                digest = hashlib.sha256(repr(sorted(said.items())).encode())
+                for name, part in parts.items():
+                    note_slice(digest, name, part)
         except (SafetensorError, OSError) as error:
             raise InputError(cut(f"cannot read {file}: {error}")) from error
-        return cls(file, kinds, {key: _numbers(file, key, said[key]) for key in sorted(said) if key != FORMAT})
+        sizes = {key: _numbers(file, key, said[key]) for key in sorted(said) if key != FORMAT}
+        return cls(file, kinds, sizes, digest.hexdigest())
 
     def tensors(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
         """Its tensors, floating-point numbers as float32, in the order of their names."""

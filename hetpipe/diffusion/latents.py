@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,14 @@ class Latents(Dataset[tuple[Inputs, Inputs]]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def digests(self) -> tuple[str, str | None]:
+        """Return digests of all samples in their order, and in any (see `content.Digested`)."""
+        own = [self.folder.entries[number].digest for number in self.numbers.tolist()]
+        if self.dropped and self.folder.empty is not None:
+            own.append(self.folder.empty.digest)
+        ordered, unordered = (hashlib.sha256("".join(each).encode()).hexdigest()[:32] for each in (own, sorted(own)))
+        return ordered, unordered
 
     def __getitem__(self, index: int) -> tuple[Inputs, Inputs]:
         entry = self.folder.entries[int(self.numbers[index])]

@@ -71,11 +71,7 @@ class TensorFiles:
         for name, file in sorted(self._file_of.items()):
             try:
                 with safe_open(file, framework="pt") as content:
-                    part = content.get_slice(name)
-                    shape = part.get_shape()
-                    found.update(repr((name, part.get_dtype(), shape)).encode())
-                    for corner in _corners(shape):
-                        found.update(_bytes(part[corner]))
+                    note_slice(found, name, content.get_slice(name))
             except (SafetensorError, OSError) as error:
                 raise InputError(cut(f"cannot read {shown(name)} from {file}: {error}")) from error
         return found.hexdigest()
@@ -92,6 +88,14 @@ def _corners(shape: Sequence[int]) -> list[Any]:
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def note_slice(digest: _Hash, name: str, part: Any) -> None:
+    """Note a tensor of an open file: its name, type and shape, and a few of its numbers; nothing else is read."""
+    shape = part.get_shape()
+    digest.update(repr((name, part.get_dtype(), shape)).encode())
+    for corner in _corners(shape):
+        digest.update(_bytes(part[corner]))
 
 
 def note_tensor(digest: _Hash, name: str, tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ from hetpipe.documents.sections.adapter import AdapterSection
 from hetpipe.layers.adapters.names import Trained
 from hetpipe.layers.model import named_layers
 from hetpipe.layers.replay.layers import Replayed
-from hetpipe.layers.transforms import lineage_of, tensors_of, uncompiled
+from hetpipe.layers.transforms import lineage_of, uncompiled
 from hetpipe.processes.progress import warn
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -33,22 +33,17 @@ def transformer_of(layers: nn.Sequential) -> Any:
     return model if type(model).__module__.partition(".")[0] == "diffusers" else None
 
 
-def stored_shards(layers: nn.Sequential, most_bytes: int) -> list[dict[str, str]]:
-    """Name in the model of diffusers → key in a checkpoint, one mapping a file, each of little more than so many bytes."""
-    found, shard, size, seen = list[dict[str, str]](), dict[str, str](), 0, set[str]()
+def stored_names(layers: nn.Sequential) -> dict[str, str]:
+    """Name in the model of diffusers → key in a checkpoint, of all that `save_pretrained` stores."""
+    found = dict[str, str]()
     for label, layer in named_layers(layers):
         own = uncompiled(layer)
         assert isinstance(own, Replayed)
-        tensors, kept = tensors_of(own), own.state_dict().keys()
+        kept = own.state_dict().keys()
         for name, outside in own.library_names.items():
-            if name in kept and outside not in seen:
-                seen.add(outside)
-                shard[outside] = f"{MODEL}{label}.{name}"
-                size += tensors[name].numel() * tensors[name].element_size()
-        if size >= most_bytes:
-            found.append(shard)
-            shard, size = {}, 0
-    return [*found, shard] if shard else found
+            if name in kept:
+                found.setdefault(outside, f"{MODEL}{label}.{name}")
+    return found
 
 
 def write_lora(trained: Trained, section: AdapterSection, read: Callable[[str], Tensor], folder: Path) -> None:

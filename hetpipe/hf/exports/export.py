@@ -32,7 +32,7 @@ from hetpipe.hf.adapters.peft_folder import Base, write_adapters, write_named
 from hetpipe.hf.chain import HFLayer, Origin
 from hetpipe.hf.exports import diffusion
 from hetpipe.hf.exports.beside import write_beside
-from hetpipe.hf.exports.diffusion import stored_shards, transformer_of, write_lora
+from hetpipe.hf.exports.diffusion import stored_names, transformer_of, write_lora
 from hetpipe.hf.folder import WEIGHTS
 from hetpipe.hf.stored import as_stored
 from hetpipe.layers.adapters.adapt import adapter_of
@@ -89,10 +89,11 @@ def export_weights(
     elif model is not None and all(isinstance(uncompiled(layer), HFLayer) for layer in model):
         target = _export_folder(model, saved, available, folder)
     elif model is not None and (transformer := transformer_of(model)) is not None:
-        target = _export_plain(model, saved, available, folder, stored_shards(model, SHARD_BYTES), diffusion.WEIGHTS)
+        target = _export_plain(model, saved, available, folder, stored_names(model), diffusion.WEIGHTS)
         transformer.save_config(str(target))
     else:
-        target = _export_plain(model, saved, available, folder, list(_plain_shards(available)))
+        names = {key.removeprefix(MODEL): key for key in sorted(available, key=natural_key) if key.startswith(MODEL)}
+        target = _export_plain(model, saved, available, folder, names)
     write_beside(target, _origin_of(model), state, whole=section is None or merge)
     return target
 
@@ -118,13 +119,14 @@ def _export_plain(
     saved: Stored,
     available: PartTensors,
     folder: str | Path,
-    shards: Iterable[Mapping[str, str]],
+    names: Mapping[str, str],
     called: str = WEIGHTS,
 ) -> Path:
+    """Write tensors of a checkpoint by these names, each with its key there."""
     if layers is not None and (faults := model_faults(available, layers, surplus=True)):
         raise InputError(f"checkpoint {saved} is not of the job's model:\n{listed(faults)}")
     target = make_folder(folder)
-    _write_shards(shards, available, target, called=called)
+    _write_shards(_cut(names, available), available, target, called=called)
     return target
 
 
@@ -280,11 +282,11 @@ def _shards(layers: nn.Sequential) -> Iterator[dict[str, str]]:
         yield shard
 
 
-def _plain_shards(available: Mapping[str, Described]) -> Iterator[dict[str, str]]:
-    """Name in the model → key in the checkpoint, one mapping a file; a tied parameter under each of its names."""
+def _cut(names: Mapping[str, str], available: Mapping[str, Described]) -> Iterator[dict[str, str]]:
+    """These names in mappings of one file each; a tied parameter under each of its names."""
     shard, size = dict[str, str](), 0
-    for key in sorted((key for key in available if key.startswith(MODEL)), key=natural_key):
-        shard[key.removeprefix(MODEL)] = key
+    for name, key in names.items():
+        shard[name] = key
         size += available[key].size_bytes
         if size >= SHARD_BYTES:
             yield shard
