@@ -178,6 +178,28 @@ def test_adapters_that_change_nothing_are_told() -> None:
     trace_boundaries(adapt(nn.Sequential(Taking(), nn.Linear(4, 2)), seed=1, targets=["first"]), x, backward=True)
 
 
+class Dropping(nn.Module):
+    """Calls what nothing is made of, as the last block of Qwen-Image does with the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.second(x)
+        out: Tensor = self.first(x)
+        return out
+
+
+def test_adapters_that_are_called_for_nothing_stay_as_they_are() -> None:
+    layers = adapt(nn.Sequential(Dropping(), nn.Linear(4, 2)), seed=1)
+    x = torch.randn(2, 4)
+    trace_boundaries(layers, x, backward=True)
+    layers(x).sum().backward()
+    trained = {name.split(".")[1] for name, p in layers.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    assert trained == {"first"}
+
+
 class Twice(nn.Module):
     """One module under two names."""
 

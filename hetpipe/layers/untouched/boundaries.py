@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from hetpipe.layers.untouched.kinds import Kinds, structure
 from hetpipe.layers.weights import eagerly
 
 Row = tuple[TensorSpec, ...]
+LORA = "lora_"  # what the names of an adapter's modules begin with
+LORA_A = f"{LORA}A"
 
 
 class Traced(NamedTuple):
@@ -88,6 +91,7 @@ class _Tracer:
         self.rows, self.links, self.likes = list[Row](), list[list[set[int]]](), list[Hashable]()
         self.known = dict[tuple[int, NumberTypes], _Left]()
         self.overwriting, self.parameters, self.fakes_used = list[str](), list[Tensor](), dict[int, Tensor]()
+        self.called = set[str]()  # modules with adapters, by their names
 
     def run(self, inputs: Tensors, *, backward: bool) -> Traced:
         """All layers, one after the other."""
@@ -97,7 +101,7 @@ class _Tracer:
             tensors = self.passed(index, tensors)
         if backward:
             _check_backward(tensors, self.parameters, self.overwriting)
-            _refuse_idle_adapters(self.layers, tensors, self.fakes_used)
+            _refuse_idle_adapters(self.layers, tensors, self.fakes_used, self.called)
         return Traced(_with_gradients(self.rows, self.links), self.kinds or self.found_kinds())
 
     def found_kinds(self) -> Kinds:
@@ -160,7 +164,7 @@ class _Tracer:
             if index == stage.lo:
                 value = as_value([stage.entered(t) for t in as_tuple(value)])
             versions = [t._version for t in as_tuple(value)]
-            with computing(stage.types, place), as_if_whole(layer):
+            with computing(stage.types, place), as_if_whole(layer), _noting_calls(name, layer, self.called):
                 outputs = as_tuple(functional_call(layer, instead, (value,)) if instead else layer(value))
             if [t._version for t in as_tuple(value)] != versions:
                 self.overwriting.append(f"{name!r} ({type(layer).__name__})")
@@ -207,17 +211,36 @@ def _with_gradients(rows: Sequence[Row], links: Sequence[list[set[int]]]) -> lis
     ]
 
 
-def _refuse_idle_adapters(layers: nn.Sequential, outputs: Sequence[Tensor], fakes_used: Mapping[int, Tensor]) -> None:
-    """InputError if a layer has adapters that no output depends on, since its forward takes the matrix itself."""
+@contextmanager
+def _noting_calls(label: str, layer: nn.Module, called: set[str]) -> Iterator[None]:
+    """Meanwhile, modules with adapters that are called are noted."""
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=f"{label}.{path}": called.add(name))
+        for path, module in layer.named_modules()
+        if added_as(layer) is not None and hasattr(module, LORA_A)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _refuse_idle_adapters(
+    layers: nn.Sequential, outputs: Sequence[Tensor], fakes_used: Mapping[int, Tensor], called: Collection[str]
+) -> None:
+    """InputError if a layer has adapters that no output depends on, since its forward takes the matrix itself. Those that are
+    called, and whose results nothing uses (the texts' way through the last block of a transformer for pictures), stay as they
+    are, as they do in every trainer."""
     adapters = {
         f"{label}.{name}": fakes_used.get(id(p), p)
         for label, layer in named_layers(layers)
         if added_as(layer) is not None
         for name, p in layer.named_parameters()
-        if ".lora_" in f".{name}"
+        if f".{LORA}" in f".{name}"
     }
     used = {id(leaf) for leaf in gradient_leaves(outputs)} if adapters else set()
-    idle = sorted({name.split(".lora_")[0] for name, p in adapters.items() if id(p) not in used})
+    idle = sorted({name.split(f".{LORA}")[0] for name, p in adapters.items() if id(p) not in used} - {*called})
     if idle:
         raise InputError(
             f"the adapter of {idle[0]!r} ({counted(len(idle), 'such module')}) changes nothing: the layer takes the module's "
