@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from hetpipe.files.messages import InputError
@@ -148,6 +149,7 @@ class Net(nn.Module):
             self.idle = nn.Linear(2, 2)
         if how == "twice":
             self.again = self.first
+        self.drop = nn.Dropout(0.5 if how == "dropped" else 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -157,10 +159,12 @@ class Net(nn.Module):
                 continue
             if self.how == "U" and number >= 2:
                 x = x + skips.pop()
-            x = block(x)
+            x = self.drop(block(x))
             skips += [x] * (number < 2)
             if self.how == "turned" and number == 1:
                 x = x.transpose(0, 1)
+        if self.how == "functional":
+            x = functional.dropout(x, 0.5, self.training)
         if self.how == "outside":
             x = x * self.get_parameter("blocks.0.linear.bias")
         found: Tensor = self.last(x)
@@ -176,6 +180,19 @@ def test_a_net_with_connections_that_skip_blocks() -> None:
     assert [sum(t.numel() > 0 for t in tensors_in(each)) for each in carried] == [1, 1, 2, 2, 1]
 
 
+def test_dropout_between_blocks_is_drawn_once_and_in_training_only() -> None:
+    torch.manual_seed(0)
+    net, x = Net("dropped"), torch.randn(3, 5, 4)
+    layers, _ = chain_of(net, {"x": x})
+    for training in (True, False):
+        found = list[Tensor]()
+        for each in (net, layers):
+            torch.manual_seed(1)
+            found.append(each.train(training)(x))
+        assert torch.equal(*found)
+    assert not torch.equal(net.train()(x), net.eval()(x))
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
@@ -184,6 +201,7 @@ def test_a_net_with_connections_that_skip_blocks() -> None:
         ("skipped", r"'blocks\.2' is not called"),
         ("outside", r"'blocks\.0\.linear\.bias' is used outside of its module, too"),
         ("turned", "samples are not in its first dimension"),
+        ("functional", r"in training its forward does something between its blocks.* such as torch\.nn\.functional\.dropout"),
     ],
 )
 def test_what_is_no_chain_is_refused_with_the_reason(how: str, reason: str) -> None:

@@ -70,6 +70,7 @@ class Output(NamedTuple):
         return tree_unflatten([next(left) if each is _TENSOR else each for each in self.others], self.spec)
 
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _TENSOR = object()  # stands in `others` where a tensor was
 
 
@@ -229,8 +230,8 @@ def _alone(kind: str, path: str, one: Output, two: Output) -> tuple[bool, ...]:
 
 
 def _modules(model: nn.Module) -> dict[str, str | None]:
-    """The paths of modules that the model's forward calls, and which lists of blocks they are in. Of a module that holds more
-    than half of the parameters, and lists, these are its own."""
+    """The paths of modules that the model's forward calls, which have parameters or draw numbers, and which lists of blocks they
+    are in. Of a module that holds more than half of the parameters, and lists, these are its own."""
     found, homes, most = dict[str, str | None](), dict[int, str](), _size(model) / 2
 
     def visit(path: str, module: nn.Module, of: str | None) -> None:
@@ -242,6 +243,8 @@ def _modules(model: nn.Module) -> dict[str, str | None]:
                 if (before := homes.setdefault(id(module), path)) != path:
                     raise InputError(f"{_kind(model)} cannot be cut into layers: {path!r} is {before!r}, too")
                 found[path] = of
+            elif _draws(module):
+                found[path] = None
             return
         for name, child in children:
             visit(name, child, of)
@@ -250,6 +253,10 @@ def _modules(model: nn.Module) -> dict[str, str | None]:
     if not any(found.values()):
         raise InputError(f"{_kind(model)} cannot be cut into layers: it has no list of blocks (nn.ModuleList)")
     return found
+
+
+def _draws(module: nn.Module) -> bool:
+    return any(isinstance(each, DROPOUTS) and each.p > 0 for each in module.modules())
 
 
 def _size(module: nn.Module) -> int:
