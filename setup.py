@@ -65,7 +65,7 @@ setup(
         "hetpipe": ["py.typed"],
         "hetpipe.show": ["glossary.md"],
         "hetpipe.show.page": ["style.css", "script.js"],
-        "hetpipe.diffusion": ["kinds.yaml"],
+        "hetpipe.diffusion": ["kinds.yaml", "popular.yaml"],
         "hetpipe.documents": ["guesses.yaml"],
         "hetpipe.exchange.configs": ["axolotl.yaml", "llamafactory.yaml"],
         "hetpipe.whatif": ["cards.yaml", "popular.yaml", "zorse.json", "zorse-LICENSE.txt"],

@@ -121,6 +121,7 @@ def test_the_wheel_holds_every_module_and_runs_by_itself(built: Path, tmp_path: 
     own |= {f"hetpipe/{name}" for name in modules if name.startswith(("models/", "partitioners/"))}
     page = {
         "hetpipe/diffusion/kinds.yaml",
+        "hetpipe/diffusion/popular.yaml",
         "hetpipe/documents/guesses.yaml",
         "hetpipe/exchange/configs/axolotl.yaml",
         "hetpipe/exchange/configs/llamafactory.yaml",

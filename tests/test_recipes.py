@@ -16,12 +16,12 @@ from tests.support.commands import ROOT, Command
 RECIPES = ROOT / "configs" / "recipes"
 SMALL = sorted(RECIPES.glob("*-laptop.yaml"))
 LARGE = [file.with_name(file.name.replace("-laptop", "")) for file in SMALL]
-PAGE = (ROOT / "docs" / "how-to" / "adapters.md").read_text("utf-8")
+PAGE = "".join((ROOT / "docs" / "how-to" / name).read_text("utf-8") for name in ("adapters.md", "pictures.md"))
 
 
 def test_each_has_a_cluster_or_is_a_job_and_stands_on_the_page() -> None:
     jobs = {*SMALL, *LARGE}
-    assert len(LARGE) == 4
+    assert len(LARGE) == 7
     for file in RECIPES.glob("*.yaml"):
         if file in jobs:
             assert f"configs/recipes/{file.name}" in PAGE
@@ -29,7 +29,10 @@ def test_each_has_a_cluster_or_is_a_job_and_stands_on_the_page() -> None:
             assert Cluster.load(file).device_count > 1
 
 
-@pytest.mark.parametrize("file", LARGE, ids=lambda file: file.stem)
+ASKED = [pytest.param(f, marks=pytest.mark.thorough if f.stem in ("flux.1-dev-lora", "qwen-image-lora") else ()) for f in LARGE]
+
+
+@pytest.mark.parametrize("file", ASKED, ids=lambda file: file.stem)
 def test_a_recipe_fits_its_cards_by_the_estimate_that_it_names(file: Path, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     job = Job.read(file)
@@ -49,6 +52,7 @@ def test_its_small_brother_trains_the_same_way(file: Path, monkeypatch: pytest.M
     check_training(job)
     assert (job.adapter is None) == (large.adapter is None)
     model = build_model(job, build_data(job))
-    assert len(model.layers) == job.model.args["num_hidden_layers"] + 2
+    counts = [value for key, value in job.model.args.items() if key in ("num_hidden_layers", "num_layers", "num_single_layers")]
+    assert len(model.layers) == sum(counts) + 2
     trained = sum(p.numel() for p in model.layers.parameters() if p.requires_grad)
     assert (trained == sum(p.numel() for p in model.layers.parameters())) == (job.adapter is None)

@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from hetpipe.cli.pictures import counted_model, picture_model
+from hetpipe.diffusion.popular import popular
 from hetpipe.documents.cluster import Link
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.counted import CountedModel
 from hetpipe.files.formats import explained
 from hetpipe.files.limits import MOST_BATCH
 from hetpipe.files.messages import InputError, shown
@@ -31,7 +34,10 @@ Texts = list[str]
 
 def what_if(
     model: Annotated[
-        str, typer.Argument(help="The model: qwen3-8b, llama-7b, a Hugging Face config.json or name, or one of --profiles.")
+        str,
+        typer.Argument(
+            help="The model: qwen3-8b, flux.1-dev, a Hugging Face config.json or name, a folder of diffusers, one of --profiles"
+        ),
     ],
     gpus: Annotated[Texts, typer.Option(help="The cards of a machine: '3090,2x1080ti'. Give it once for each machine.")],
     add: Annotated[Texts | None, typer.Option(help="Cards to buy: '5060ti'. May be repeated; each makes a row.")] = None,
@@ -39,6 +45,7 @@ def what_if(
     link: Annotated[str, typer.Option(help="Bandwidth between the cards of a machine.")] = "12 GB/s",
     network: Annotated[str | None, typer.Option(help="Bandwidth between machines, such as '10 Gbit/s'.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", "--length", min=1, max=1 << 20, help="Tokens of a sample.")] = 512,
+    side: Annotated[int | None, typer.Option(min=16, help="Pixels of a side of the pictures, for models of such.")] = None,
     global_batch: Annotated[int, typer.Option(min=1, max=MOST_BATCH, help="Samples of one optimizer step.")] = 64,
     precision: Annotated[
         str,
@@ -77,8 +84,9 @@ def what_if(
     machines = tuple(parse_cards(text, known) for text in gpus)
     own = tuple(dict.fromkeys(card for machine in machines for card in machine))
     added = tuple(parse_cards(text, known) for text in add or ()) or (tuple((card,) for card in own) if not without else ())
+    adapters = lora_of(lora) if lora is not None else None
     question = Question(
-        model=_model(model, profiles or ()),
+        model=_model(model, profiles or (), lora if adapters is not None else None, base, side),
         machines=machines,
         cards=known.cards,
         link=_link(link, "--link"),
@@ -91,7 +99,7 @@ def what_if(
         optimizer=optimizer,
         prices=_prices(price or (), known),
         seconds=time_limit,
-        lora=lora_of(lora) if lora is not None else None,
+        lora=adapters,
         base=base,
     )
     with Activity("planning") as activity:
@@ -106,17 +114,29 @@ def what_if(
         raise PartitionError(f"the model fits none of these machines: {found.rows[0].found.reason}")
 
 
-def _model(name: str, files: list[Path] | tuple[Path, ...]) -> NamedModel | Profile:
+def _model(
+    name: str, files: list[Path] | tuple[Path, ...], lora: str | None, base: Base, side: int | None
+) -> NamedModel | CountedModel | Profile:
     """A shared profile's model of this name, else one by name."""
     profiles = [Profile.load(path) for path in files]
     for profile in profiles:
         if profile.model == name:
             return profile
+    if (picture := picture_model(name)) is not None:
+        if lora is None and base != "as-is":
+            raise InputError(
+                f"--base {base} is for weights that are frozen beside adapters. Give --lora r=16, too, which adds adapters"
+            )
+        with Activity("counting the layers"):
+            return counted_model(name, picture, lora, base, side)
+    if side is not None:
+        raise InputError(f"--side {side} is for models of pictures: {', '.join(popular())}, and folders of diffusers")
     try:
         return find_model(name)
     except InputError as error:
         shared = ", ".join(shown(profile.model) for profile in profiles)
-        raise InputError(f"{error}{f'; shared profiles have {shared}' if shared else ''}") from None
+        pictures = f"; models of pictures are {', '.join(popular())}"
+        raise InputError(f"{error}{pictures}{f'; shared profiles have {shared}' if shared else ''}") from None
 
 
 def _link(text: str, option: str) -> Link:

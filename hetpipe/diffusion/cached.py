@@ -70,8 +70,20 @@ class CachedFolder:
         empty: what replaces captions that are dropped; None where there is no such file.
     """
 
-    def __init__(self, folder: str | Path, arguments: Sequence[str], alone: Collection[str]) -> None:
-        """`arguments`: of the transformer; `alone`: those without samples, which all samples of a group share."""
+    def __init__(
+        self, entries: Sequence[Entry], arguments: Sequence[str], alone: Collection[str], empty: Entry | None = None
+    ) -> None:
+        """`arguments`: of the transformer; `alone`: those without samples, which all samples of a group share. InputError where
+        these entries do not fit together, or have something that is no argument."""
+        self.entries, self.empty = list(entries), empty
+        self.alone = frozenset(alone) & {*self.entries[0].kinds}
+        self._check(arguments)
+        if empty is not None:
+            self._check_empty(empty)
+
+    @classmethod
+    def read(cls, folder: str | Path, arguments: Sequence[str], alone: Collection[str]) -> CachedFolder:
+        """Look at all files of a folder."""
         root = Path(folder).expanduser()
         if not root.is_dir():
             raise InputError(f"there is no folder {shown(str(folder))} with latents (from {Path.cwd()})")
@@ -79,10 +91,9 @@ class CachedFolder:
         if not files:
             raise InputError(f"{root} holds no .safetensors files: write one for each sample, with its {LATENTS}")
         with during(f"looking at {counted(len(files), 'file')} of latents"):
-            self.entries = [Entry.of(file) for file in files]
-        self.alone = frozenset(alone) & {*self.entries[0].kinds}
-        self._check(arguments)
-        self.empty = self._empty(root / EMPTY)
+            entries = [Entry.of(file) for file in files]
+        empty = root / EMPTY
+        return cls(entries, arguments, alone, Entry.of(empty) if empty.is_file() else None)
 
     def _check(self, arguments: Sequence[str]) -> None:
         first = self.entries[0]
@@ -106,23 +117,20 @@ class CachedFolder:
                         f"{entry.file}"
                     )
 
-    def _empty(self, file: Path) -> Entry | None:
-        if not file.is_file():
-            return None
-        found, like = Entry.of(file), self.entries[0]
+    def _check_empty(self, found: Entry) -> None:
+        like = self.entries[0]
         for name, kind in found.kinds.items():
             if name == LATENTS or name not in like.kinds:
                 raise InputError(
-                    f"{file} has {name!r}, which is no embedding of a text that the samples have, too: they have "
+                    f"{found.file} has {name!r}, which is no embedding of a text that the samples have, too: they have "
                     f"{', '.join(like.kinds)}"
                 )
             other = next((each for each in self.entries if each.kinds[name] != kind), None)
             if other is not None:
                 raise InputError(
-                    f"{name} of {file} has the shape {list(kind[1])}, and in {other.file} {list(other.kinds[name][1])}: pad "
-                    "texts to one length, so that captions can be dropped"
+                    f"{name} of {found.file} has the shape {list(kind[1])}, and in {other.file} {list(other.kinds[name][1])}: "
+                    "pad texts to one length, so that captions can be dropped"
                 )
-        return found
 
     @cached_property
     def sizes_of_groups(self) -> list[int]:
@@ -153,10 +161,11 @@ def _numbers(file: Path, key: str, text: str) -> Any:
         raise InputError(f"{file}: its metadata {key!r} is {error}, {expected}") from None
     if not all(isinstance(leaf, int) and not isinstance(leaf, bool) and leaf >= 0 for leaf in tree_leaves(found)):
         raise InputError(f"{file}: its metadata {key!r} is {shown(found)}, {expected}")
-    return _as_tuples(found)
+    return as_tuples(found)
 
 
-def _as_tuples(value: Any) -> Any:
+def as_tuples(value: Any) -> Any:
+    """Lists of whole numbers as tuples."""
     if not isinstance(value, list):
         return value
-    return [_as_tuples(each) for each in value] if any(isinstance(each, list) for each in value) else tuple(value)
+    return [as_tuples(each) for each in value] if any(isinstance(each, list) for each in value) else tuple(value)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from hetpipe.building.datasets import Called, DataSplits, held_out
 from hetpipe.diffusion.cached import LATENTS, CachedFolder, Entry
 from hetpipe.diffusion.folder import PART, TransformerFolder
-from hetpipe.diffusion.kinds import Kind, kind_of
+from hetpipe.diffusion.kinds import kind_of
 from hetpipe.diffusion.noise import ALL, Noise
 from hetpipe.files.messages import InputError
 
@@ -135,18 +135,29 @@ def latents(
             raise InputError(f"{what} is {value}, and must be from 0 to below 1")
     drawn: dict[str, Any] = {"times": times, "mean": mean, "deviation": deviation, "sigmas": sigmas, "shift": shift}
     noise = Noise.of(found, own, weighting=weighting, **drawn)
-    cached = CachedFolder(folder, found.arguments, own.alone)
+    cached = CachedFolder.read(folder, found.arguments, own.alone)
     if drop_captions and cached.empty is None:
         raise InputError(
             f"drop_captions is {drop_captions}, and {folder} has no empty.safetensors with the embeddings of no text"
         )
-    strength = _guidance(found, guidance)
+    return splits_of(cached, found, noise, _guidance(found, guidance), drop_captions, test_fraction)
+
+
+def splits_of(
+    cached: CachedFolder,
+    folder: TransformerFolder,
+    noise: Noise,
+    guidance: float | None,
+    dropped: float = 0.0,
+    test_fraction: float = 0.0,
+) -> DataSplits:
+    """Samples for a transformer, with noise, some of them held out (see `Latents`)."""
     every = torch.arange(len(cached.entries))
     apart = held_out(len(every), test_fraction)
-    train = Latents(cached, every[~apart], noise, strength, drop_captions)
-    test = Latents(cached, every[apart], noise, strength) if apart.any() else None
-    called = replace(train.called(), made_for=found.type_name)
-    return DataSplits(train=train, test=test, names=_names(called, own), called=called)  # type: ignore[arg-type]
+    train = Latents(cached, every[~apart], noise, guidance, dropped)
+    test = Latents(cached, every[apart], noise, guidance) if apart.any() else None
+    called = replace(train.called(), made_for=folder.type_name)
+    return DataSplits(train=train, test=test, names=_names(called), called=called)  # type: ignore[arg-type]
 
 
 def _guidance(folder: TransformerFolder, said: float | None) -> float | None:
@@ -158,5 +169,5 @@ def _guidance(folder: TransformerFolder, said: float | None) -> float | None:
     return 1.0 if said is None else said
 
 
-def _names(called: Called, kind: Kind) -> tuple[str, ...]:
+def _names(called: Called) -> tuple[str, ...]:
     return tuple(name for name, value in called.values.items() for _ in (tree_leaves(value) if name in called.sizes else [0]))

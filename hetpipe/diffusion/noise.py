@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from hetpipe.diffusion.folder import SCHEDULER, TransformerFolder, diffusers_of
+from hetpipe.diffusion.folder import FLOW, SCHEDULER, TransformerFolder, diffusers_of
 from hetpipe.diffusion.kinds import Kind, Prediction
 from hetpipe.files.messages import InputError, nearest
 
@@ -80,7 +80,7 @@ class Noise:
         if len(sigmas) != 2 or not 0 <= sigmas[0] < sigmas[1] <= 1:
             raise InputError(f"sigmas is {list(sigmas)}, and must be two numbers from 0 to 1, the smaller first")
         prediction = _prediction(folder.scheduler, kind)
-        flow = prediction == "flow"
+        flow = prediction == FLOW
         if (weighting in ("sigma_sqrt", "cosmap") and not flow) or (weighting == "min_snr" and flow):
             fits = "none, sigma_sqrt or cosmap" if flow else "none or min_snr"
             raise InputError(f"weighting {weighting!r} is not for a model that predicts {prediction}: take {fits}")

@@ -21,6 +21,7 @@ DATASETS = {
     "preferences": "hetpipe.language.conversations",
     "text": "hetpipe.language.documents",
     "latents": "hetpipe.diffusion.latents",
+    "random_latents": "hetpipe.diffusion.random",
     "cifar10": "hetpipe.building.datasets",
     "random_classification": "hetpipe.building.datasets",
     "source_packages": "hetpipe.building.texts",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 from pydantic import ValidationError
 
 from hetpipe.documents.cluster import Cluster, Link
@@ -16,9 +15,10 @@ from hetpipe.documents.options import PlanOptions
 from hetpipe.documents.plan import Plan
 from hetpipe.documents.precisions import PrecisionChoice
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.counted import CountedModel
 from hetpipe.documents.profiles.measurement import Measurement
 from hetpipe.exchange.importers import ImportOptions
-from hetpipe.exchange.importers.transformer import Cell, transformer_profile
+from hetpipe.exchange.importers.transformer import transformer_profile
 from hetpipe.files.formats import explained
 from hetpipe.files.messages import InputError, listed
 from hetpipe.partitioners.memory_fit.obstacle import fits
@@ -29,26 +29,26 @@ from hetpipe.whatif.adapters.base import Base
 from hetpipe.whatif.adapters.lora import Lora
 from hetpipe.whatif.adapters.profile import Adapted
 from hetpipe.whatif.cards import Card
-from hetpipe.whatif.estimate import Estimate, estimate
+from hetpipe.whatif.counted.cells import cells_of
+from hetpipe.whatif.counted.profile import counted_profile, with_made
 from hetpipe.whatif.machine import SECONDS, Machine, Optimizer, as_cluster, cards_text
 from hetpipe.whatif.models import NamedModel
-from hetpipe.whatif.order import Timed, in_order
 from hetpipe.whatif.precisions import Single, choose, same_times, singles, turns
 from hetpipe.whatif.shards.measurements import shards, widest_first
 from hetpipe.whatif.shards.rules import degrees_of, layer_of
 from hetpipe.whatif.shards.search import best_plan
-from hetpipe.whatif.shared import Origins, TimesOrigin, for_bf16, with_cards, with_note
+from hetpipe.whatif.shared import Origins, TimesOrigin, with_cards
 
-MEASURED: tuple[Precision, ...] = ("fp32", "fp16")  # precisions of what is shipped
 STATE_BYTES = {"adamw": 2.0, "momentum": 1.0, "sgd": 0.0}  # of optimizer state for each byte of parameters
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked: a model, or a profile that somebody shared; machines; what could be added to or taken from the first."""
+    """What is asked: a model, by its sizes or by its layers as they were counted, or a profile that somebody shared; machines;
+    what could be added to or taken from the first."""
 
-    model: NamedModel | Profile
+    model: NamedModel | CountedModel | Profile
     machines: tuple[Machine, ...]
     cards: Mapping[str, Card]
     link: Link
@@ -66,7 +66,10 @@ class Question:
 
     @cached_property
     def adapted(self) -> Adapted | None:
-        """The model with its adapters; None where all of it trains. InputError where it cannot have these."""
+        """The model with its adapters; None where all of it trains, or where its layers were counted with these. InputError where
+        it cannot have them."""
+        if isinstance(self.model, CountedModel):
+            return None
         if self.lora is None:
             if self.base != "as-is":
                 raise InputError(
@@ -79,6 +82,8 @@ class Question:
     def at(self, profile: Profile, precisions: Mapping[str, Precision]) -> Profile:
         """The profile at these precisions, with what cards hold for a moment of a quantised base."""
         held = profile.at(precisions)
+        if isinstance(self.model, CountedModel):
+            return with_made(held, self.model)
         return held if self.adapted is None else self.adapted.with_made(held)
 
     @cached_property
@@ -232,31 +237,23 @@ def _sets(question: Question) -> list[tuple[str, tuple[Machine, ...], Machine]]:
 
 def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
     """The profile of the question's model on all its cards, at each precision that they have, and where the times of each are
-    from. Nobody measured bf16: where a card has it, it takes as long as fp16."""
+    from."""
     model, adapted = question.model, question.adapted
     if isinstance(model, Profile):
         return with_cards(model, question.kinds, question.cards)
-    found = dict[tuple[str, Precision], tuple[Cell, TimesOrigin]]()
-    for precision in MEASURED:
-        able = {card: sheet for card, sheet in question.cards.items() if precision in sheet.precisions}
-        own = {card: estimate(model, question.tokens, precision, card, question.cards) for card in able}
-        timed = {card: _timed(one.cell) for card, one in own.items()}
-        measured = [card for card, one in own.items() if one.measured]
-        for card, (times, how) in in_order(timed, measured, able, precision).items():
-            found[card, precision] = _cell(times), with_note(_origin(own[card], card), how)
-    for card, sheet in question.cards.items():
-        if "bf16" in sheet.precisions:
-            cell, origin = found[card, "fp16"]
-            found[card, "bf16"] = cell, for_bf16(origin)
-    keys = [(card, precision) for card in question.kinds for precision in question.cards[card].precisions]
-    options = ImportOptions(model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4)
+    state = STATE_BYTES[question.optimizer]
     try:
+        if isinstance(model, CountedModel):
+            return counted_profile(model, question.kinds, question.cards, state)
+        found = cells_of(model, question.tokens, question.cards)
+        keys = [(card, precision) for card in question.kinds for precision in question.cards[card].precisions]
+        options = ImportOptions(model=model.name, sequence_length=question.tokens, vocabulary=model.vocabulary, number_bytes=4)
         profile = transformer_profile(
             model.sizes,
-            {key: found[key][0] for key in keys},
+            {key: found[key].cell for key in keys},
             options,
             provenance={"source": model.source},
-            state_bytes_per_parameter_byte=STATE_BYTES[question.optimizer],
+            state_bytes_per_parameter_byte=state,
         )
         more = _shards(question, profile)
         if adapted is not None:
@@ -264,13 +261,13 @@ def profile_of(question: Question) -> tuple[Profile, Mapping[str, Origins]]:
         profile = profile.model_copy(update={"measurements": (*profile.measurements, *more)})
     except ValidationError as error:  # sizes or rates that are allowed one by one, and together make no profile
         raise InputError(f"no profile can be made of {model.name} on these cards:\n{listed(explained(error))}") from None
-    return profile, {card: {p: found[card, p][1] for p in question.cards[card].precisions} for card in question.kinds}
+    return profile, {card: {p: found[card, p].origin for p in question.cards[card].precisions} for card in question.kinds}
 
 
 def _shards(question: Question, plain: Profile) -> list[Measurement]:
     """Measurements of split layers, where any row has a machine with several cards of one kind and the layers can be split."""
     model, link = question.model, question.link
-    if unsplit(question) is not None or isinstance(model, Profile):
+    if unsplit(question) is not None or not isinstance(model, NamedModel):
         return []
     layer = layer_of(model, question.base)
     degrees = degrees_of(layer, question.any_machines)
@@ -281,31 +278,13 @@ def unsplit(question: Question) -> str | None:
     """Why stages are not split over several cards of a machine; None where they may be."""
     if not question.pairs:
         return "no machine has several cards of one kind"
+    if isinstance(question.model, CountedModel):
+        return f"how the layers of {question.model.name} are split is not known"
     try:
         layer_of(question.model, question.base)
     except InputError as error:
         return str(error)
     return None
-
-
-def _timed(cell: Cell) -> Timed:
-    return Timed(cell.sizes, *(np.array(times)[:, None] for times in cell[1:]))
-
-
-def _cell(timed: Timed) -> Cell:
-    return Cell(timed.sizes, *(tuple(times[:, 0].tolist()) for times in timed[1:]))
-
-
-def _origin(found: Estimate, card: str) -> TimesOrigin:
-    source = found.source
-    if found.measured:
-        return TimesOrigin(source.card, source.model, "measured")
-    cell = f"{source.model}, {source.tokens} tokens, {source.precision}"
-    if source.card == card:
-        return TimesOrigin(source.card, source.model, f"scaled from what was measured on it: {cell}")
-    if found.beside is not None:
-        return TimesOrigin(source.card, source.model, f"scaled from {source.card} ({cell}) by how both ran {found.beside.model}")
-    return TimesOrigin(source.card, source.model, f"scaled from {source.card} by data sheets ({cell})")
 
 
 def _row(

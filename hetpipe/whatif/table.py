@@ -12,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hetpipe.documents.profile import Profile
+from hetpipe.documents.profiles.counted import CountedModel
 from hetpipe.files.units import human_bytes, human_seconds, three_digits
 from hetpipe.whatif.adapters.base import QUANTISED
 from hetpipe.whatif.answer import Answer, AnswerRow, unsplit
+from hetpipe.whatif.counted.text import counted_notes, counted_text
+from hetpipe.whatif.models import NamedModel
 from hetpipe.whatif.shipped import shipped_layers
 
 TYPICAL, WORST = 0.18, 2.1  # what python -m bench.what_if.run prints
@@ -92,8 +95,8 @@ def peaks_text(row: AnswerRow, found: Answer) -> str:
 
 
 def tokens_of(found: Answer) -> int | None:
-    """Tokens of a sample; None where a shared profile does not say it."""
-    return None if isinstance(found.question.model, Profile) else found.question.tokens
+    """Tokens of a sample; None where they are not what is counted, or a shared profile does not say it."""
+    return found.question.tokens if isinstance(found.question.model, NamedModel) else None
 
 
 def headline(found: Answer) -> str:
@@ -102,8 +105,10 @@ def headline(found: Answer) -> str:
     model = question.model
     if isinstance(model, Profile):
         return f"{model.model} (a shared profile of {len(model.layers)} layers), global batch {question.global_batch}"
+    if isinstance(model, CountedModel):
+        return f"{counted_text(model)}, global batch {question.global_batch}, precision {asked(found)}, {question.optimizer}"
     return (
-        f"{model.name} ({sum_parameters(found) / 1e9:.3g} billion parameters, {model.sizes.layers} layers; {model.source}), "
+        f"{model.name} ({sum_parameters(model) / 1e9:.3g} billion parameters, {model.sizes.layers} layers; {model.source}), "
         f"{question.tokens} tokens a sample, global batch {question.global_batch}, precision {asked(found)}, {question.optimizer}"
         f"{adapters_text(found)}"
     )
@@ -125,13 +130,9 @@ def asked(found: Answer) -> str:
     return choice if isinstance(choice, str) else ",".join(f"{card}={precision}" for card, precision in choice.items())
 
 
-def sum_parameters(found: Answer) -> float:
+def sum_parameters(model: NamedModel) -> float:
     """Parameters of the model, without adapters."""
-    model = found.question.model
-    if isinstance(model, Profile):
-        return sum(layer.parameter_bytes for layer in model.layers) / 4
-    sizes = model.sizes
-    return sizes.layers * sizes.layer_parameters + sizes.embedding_parameters + sizes.head_parameters
+    return model.sizes.layers * model.sizes.layer_parameters + model.sizes.embedding_parameters + model.sizes.head_parameters
 
 
 def notes(found: Answer) -> Iterator[str]:
@@ -171,6 +172,8 @@ def notes(found: Answer) -> Iterator[str]:
 def _held_notes(found: Answer) -> Iterator[str]:
     """How numbers are held."""
     question = found.question
+    if isinstance(question.model, CountedModel):
+        yield from counted_notes(question.model)
     if question.adapted is not None:
         yield (
             "Adapters, their gradients and optimizer have 4 bytes a number. The base has no gradients, takes as long backward as "
@@ -186,7 +189,7 @@ def _held_notes(found: Answer) -> Iterator[str]:
                 f"Before each product its matrix is made of {question.base}, which takes the bytes that it moves over the card's "
                 "bandwidth, in forward and again in backward, and the memory of one matrix."
             )
-    elif {*found.precisions.values()} & {"fp16", "bf16"} and not isinstance(question.model, Profile):
+    elif {*found.precisions.values()} & {"fp16", "bf16"} and isinstance(question.model, NamedModel):
         yield "fp16 and bf16 are automatic mixed precision: parameters, gradients and optimizer of 4 bytes a number."
 
 

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from hetpipe.files.messages import InputError, one_line
-from hetpipe.files.tensors import TensorFiles
 from hetpipe.layers.replay.anatomy import Anatomy, anatomy_of
 from hetpipe.layers.replay.compare import check_alike
 from hetpipe.layers.replay.given import Given
 from hetpipe.layers.replay.layers import layers_of
 from hetpipe.layers.replay.skeleton import Skeleton, fill, without_values
-from hetpipe.layers.replay.values import Values, files_of
+from hetpipe.layers.replay.values import Stored, Values, files_of
 from hetpipe.layers.untouched.fakes import fake_tensors
 
 
@@ -54,8 +53,8 @@ def chain(
     if empty != {weights is not None}:
         said = "has no weights, so name their folder" if weights is None else "has weights, so leave the folder out"
         raise InputError(f"{type(model).__name__} {said} (weights=…), or build all of it on the meta device and name the folder")
-    files = files_of(model, Path(weights)) if weights is not None else None
-    layers, given = chain_of(model, inputs, alone, sizes, files)
+    source = Stored(files_of(model, Path(weights))) if weights is not None else None
+    layers, given = chain_of(model, inputs, alone, sizes, source)
     return layers, given.tensors
 
 
@@ -64,16 +63,15 @@ def chain_of(
     inputs: Mapping[str, Any],
     alone: Sequence[str] = (),
     sizes: Sequence[str] = (),
-    files: TensorFiles | None = None,
+    source: Values | None = None,
 ) -> tuple[nn.Sequential, Given]:
     """A model as a chain, and how the chain's tensors are made of what the model is called with. The layers hold the model's own
-    modules. InputError says why it is no chain."""
+    modules. `source`: of values, where the model has none. InputError says why it is no chain."""
     given = Given(inputs, _samples(inputs, alone, sizes), alone, sizes)
     tensors = given.tensors(inputs)
     with _told(type(model).__name__):
         anatomy = _looked_at(model, given, tensors)
         check_alike(model, anatomy, given, tensors)
-    source = Values(files, type(model).__name__) if files is not None else None
     found = layers_of(model, Skeleton(model, list(anatomy.lists)), anatomy, given, source)
     held = {id(parameter) for parameter in found.parameters()}
     idle = [name for name, parameter in model.named_parameters() if id(parameter) not in held]

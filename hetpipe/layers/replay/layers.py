@@ -65,11 +65,18 @@ class Replayed(nn.Module):
         return source.digest if source is not None else None
 
     def values(self, names: Collection[str]) -> dict[str, Tensor]:
-        """These tensors, read from the model's folder. InputError where there is none."""
+        """These tensors, read from the model's folder, or drawn. InputError where there is no such source, and for tensors that
+        the model does not have."""
         source: Values | None = vars(self)["source"]
         if source is None:
             raise InputError(f"layer {self.number} is on the meta device: give hetpipe.chain the folder of its weights")
-        return source.read(str(self.number), {own: self.library_names.get(without_wrappers(own)) for own in names})
+        wanted = {own: self.library_names.get(without_wrappers(own), "") for own in names}
+        if (strange := next((own for own, name in wanted.items() if not name), None)) is not None:
+            raise InputError(
+                f"layer {self.number}: {strange!r} is on the meta device, and {type(self.model).__name__} has no tensor of that "
+                "name, whose values could be read. Add adapters with hetpipe.adapt"
+            )
+        return source.read(wanted)
 
     def forward(self, given: Tensors) -> Tensors:
         """What crosses the boundary before it, to what crosses the one behind it; the last gives what the model returns."""

@@ -1,10 +1,14 @@
-"""Where the values of a chain's layers are read from, if its model has none."""
+"""Where the values of a chain's layers come from, if its model has none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from hetpipe.files.messages import InputError, shown
@@ -40,19 +44,52 @@ def files_of(model: nn.Module, folder: Path) -> TensorFiles:
     return files
 
 
-class Values(Fixed):
-    """Reads them for layers whose model is of this `kind`."""
+class Values(Protocol):
+    """Where the values of layers come from. `digest`: of all of them."""
 
-    def __init__(self, files: TensorFiles, kind: str) -> None:
-        self.files, self.kind = files, kind
-        self.digest = files.digest()
+    @property
+    def digest(self) -> str: ...
 
-    def read(self, label: str, wanted: Mapping[str, str | None]) -> dict[str, Tensor]:
-        """Own name → tensor, for own name → name in the model. InputError for one that the model does not have."""
-        strange = next((own for own, name in wanted.items() if name is None), None)
-        if strange is not None:
-            raise InputError(
-                f"layer {label}: {strange!r} is on the meta device, and {self.kind} has no tensor of that name, whose values "
-                "could be read. Add adapters with hetpipe.adapt"
-            )
-        return {own: self.files.read(name) for own, name in wanted.items() if name is not None}
+    def read(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        """Own name → tensor, for own name → name in the model."""
+
+
+class Stored(Fixed):
+    """Values in files."""
+
+    def __init__(self, files: TensorFiles) -> None:
+        self.files = files
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all names, types and shapes, and a few numbers of each tensor."""
+        return self.files.digest()
+
+    def read(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        """Own name → tensor, for own name → name in the model."""
+        return {own: self.files.read(name) for own, name in names.items()}
+
+
+class Drawn(Fixed):
+    """Values that are drawn by a seed, as the model itself draws them when it is made. Whoever asks for some has drawn all of
+    them, and keeps them: it is for models that fit into the memory of a process."""
+
+    def __init__(self, make: Callable[[], nn.Module], said: str, seed: int) -> None:
+        """`make` the model, of which this is `said`."""
+        self.make, self.said, self.seed = make, said, seed
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what is said of the model, and of the seed."""
+        return hashlib.sha256(f"{self.said} {self.seed}".encode()).hexdigest()
+
+    @cached_property
+    def _values(self) -> dict[str, Tensor]:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(self.seed)
+            made = self.make()
+        return {name: tensor.detach() for name, tensor in (*made.named_parameters(), *made.named_buffers())}
+
+    def read(self, names: Mapping[str, str]) -> dict[str, Tensor]:
+        """Own name → tensor, for own name → name in the model."""
+        return {own: self._values[name].clone() for own, name in names.items()}
