@@ -24,6 +24,8 @@ PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 # data that is not in the repository (CIFAR-10, other planners' profiles): tests that need it are skipped without it
 HETPIPE_DATA ?= $(abspath $(wildcard ../shared/data))
 export HETPIPE_DATA
+# modules are compiled once, also where the environment says that nothing is to be written
+export PYTHONDONTWRITEBYTECODE :=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt

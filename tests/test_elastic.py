@@ -91,7 +91,7 @@ def test_a_run_ends_after_as_many_restarts_as_it_may_make(tmp_path: Path) -> Non
     assert caught.value.lost == ("n0/1",)
 
 
-@pytest.mark.parametrize(("call", "step"), [(10, 4), (11, 5)])
+@pytest.mark.parametrize(("call", "step"), [(10, 4), pytest.param(11, 5, marks=pytest.mark.thorough)])
 def test_what_comes_behind_a_step_is_done_once_though_the_main_rank_is_lost(tmp_path: Path, call: int, step: int) -> None:
     """Killed in a step, or in the evaluation behind one: the log has each step and each evaluation, as that of a run to which
     nothing happened, and patience ends as soon."""

@@ -93,30 +93,31 @@ def _lowest(losses: dict[int, float], step: int) -> bool:
     return all(losses[step] < loss for other, loss in losses.items() if other < step)
 
 
-def test_a_run_that_is_cut_in_two_anywhere_ends_where_the_whole_one_ends(tmp_path: Path) -> None:
-    """Between an evaluation and the next, at one, and behind the best; a run that has ended early is finished."""
+@pytest.mark.parametrize("behind", [0, pytest.param(2, marks=pytest.mark.thorough)])
+def test_a_run_that_is_cut_in_two_anywhere_ends_where_the_whole_one_ends(tmp_path: Path, behind: int) -> None:
+    """At the best evaluation, or behind it; a run that has ended early is finished."""
     (tmp_path / "truth").mkdir()
     file = folder_of(tmp_path / "truth")
     truth = trained(file)
     steps, best, _, last = told(truth)
     assert best is not None
-    for cut in (best, best + 2):
-        place = tmp_path / f"cut-{cut}"
-        place.mkdir()
-        file = folder_of(place)
-        first = trained(file, f"train.steps={cut}")
-        second = trained(file)
-        assert told(second)[1:] == (best, best, last), cut
-        assert first.losses + second.losses == truth.losses
-        again = trained(file)
-        assert (again.losses, told(again)[1:3]) == ([], (best, best))
-        lines = [json.loads(line) for line in (place / "log" / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines if "test_loss" in line] == sorted({*steps, cut}), "each once"
-        state = read_state(list_checkpoints(place / "saved")[-1])
-        assert state.evaluated == truth.best
-        longer = trained(file, "evaluate.patience=4")
-        assert longer.first_step == last, "more patience goes on"
-        assert len(longer.losses) > 0
+    cut = best + behind
+    place = tmp_path / f"cut-{cut}"
+    place.mkdir()
+    file = folder_of(place)
+    first = trained(file, f"train.steps={cut}")
+    second = trained(file)
+    assert told(second)[1:] == (best, best, last), cut
+    assert first.losses + second.losses == truth.losses
+    again = trained(file)
+    assert (again.losses, told(again)[1:3]) == ([], (best, best))
+    lines = [json.loads(line) for line in (place / "log" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "test_loss" in line] == sorted({*steps, cut}), "each once"
+    state = read_state(list_checkpoints(place / "saved")[-1])
+    assert state.evaluated == truth.best
+    longer = trained(file, "evaluate.patience=4")
+    assert longer.first_step == last, "more patience goes on"
+    assert len(longer.losses) > 0
 
 
 def test_a_set_of_its_own_and_a_metric_of_ones_own(tmp_path: Path) -> None:

@@ -153,7 +153,10 @@ def said(folder: Folder) -> str:
     return (folder.path / "command.err").read_text()
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "SIGKILL"])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [pytest.param(signal.SIGINT, 130, id="Ctrl-C"), pytest.param(signal.SIGKILL, -9, id="SIGKILL", marks=pytest.mark.thorough)],
+)
 def test_ending_the_command_ends_its_ranks(tmp_path: Path, how: signal.Signals, code: int) -> None:
     """Ctrl-C, which a terminal sends, is answered; a killed command says nothing, but leaves nothing behind either."""
     folder = failing_job(tmp_path, "hang")

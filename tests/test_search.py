@@ -274,7 +274,7 @@ def test_a_middle_stage_alone_on_its_node_receives_inputs_and_gradients_over_one
     assert 15.0 < Lower(Types(problem), fluid_bound(problem)).run(1.5 * step, 1e8) <= step * ROUNDING
 
 
-@settings(max_examples=60, **UNHURRIED)
+@settings(max_examples=30, **UNHURRIED)
 @given(data=st.data())
 def test_no_plan_over_slow_adapters_is_below_the_bound(data: st.DataObject) -> None:
     """Nodes of one device, some of two; measured links and given ones; frozen layers; transfers that overlap or block."""

@@ -133,7 +133,7 @@ def test_before_the_first_step_nothing_is_lost_and_nothing_stays(tmp_path: Path)
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     print(f"seed {seed}")
-    for _ in range(6):
+    for _ in range(3):
         how, after = draw.choice([signal.SIGINT, signal.SIGTERM]), draw.uniform(0.1, 2.0)
         process = start(["-c", ONCE_PYTHON_IS_UP, "train", "job.yaml"], tmp_path, str(tmp_path))
         while process.poll() is None and not (tmp_path / "command.out").read_bytes():

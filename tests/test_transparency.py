@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,12 @@ from tests.support.transparency import Case, Trained, largest_difference, train_
 from tests.support.transparency_cases import CASES, THREE
 
 ALL = [(family, case) for family, cases in CASES.items() for case in cases]
+FURTHER = "split further"  # `make test-all` runs these, too
+
+
+def marked(rows: Sequence[tuple[str, Case]]) -> list[Any]:
+    """Families and cases for parametrize."""
+    return [pytest.param(*row, marks=pytest.mark.thorough if row[0] == FURTHER else (), id=str(row[1])) for row in rows]
 
 
 LIBRARIES: tuple[Backend, ...] = ("fairscale", "torchgpipe")
@@ -49,7 +57,7 @@ Ran = list[list[Trained | None]] | RankFailure
 def run_family(family: str) -> Ran:
     """Per case, what each of six ranks holds, or seven: one spawn a family. A failure is kept, so that it is not waited for
     again."""
-    return _run(CASES[family], "torch", cluster_of(4 if family == "split" else 3, 2, 1))
+    return _run(CASES[family], "torch", cluster_of(4 if "split" in family else 3, 2, 1))
 
 
 @functools.cache
@@ -92,7 +100,7 @@ def check_against_one_device(results: list[Trained], truth: Trained) -> None:
         assert result.without_gradient == truth.without_gradient & set(result.state)
 
 
-@pytest.mark.parametrize(("family", "case"), ALL, ids=[str(case) for _, case in ALL])
+@pytest.mark.parametrize(("family", "case"), marked(ALL))
 def test_training_by_a_plan_is_training_on_one_device(family: str, case: Case) -> None:
     check_against_one_device(results_of(family, case), truth_of(case))
 
@@ -138,7 +146,7 @@ def test_all_memory_of_a_step_is_given_back(case: Case) -> None:
         assert result.memory == [result.memory[0]] * case.steps
 
 
-@pytest.mark.parametrize(("family", "case"), [(f, c) for f, c in ALL if c.steps], ids=[str(c) for _, c in ALL if c.steps])
+@pytest.mark.parametrize(("family", "case"), marked([(f, c) for f, c in ALL if c.steps]))
 def test_the_case_is_one(family: str, case: Case) -> None:
     """Every number that can move has moved by much more than the tolerance, and clipping has clipped."""
     truth, before = truth_of(case), build(case.net, case.dtype)
@@ -160,7 +168,7 @@ def test_a_whole_micro_batch_of_the_tokens_is_ignored() -> None:
     assert 0 < int((labels == -100).sum()) < labels.numel() - 50
 
 
-@pytest.mark.parametrize(("family", "case"), [(f, c) for f, c in ALL if c.evaluate], ids=[str(c) for _, c in ALL if c.evaluate])
+@pytest.mark.parametrize(("family", "case"), marked([(f, c) for f, c in ALL if c.evaluate]))
 def test_evaluation_is_that_of_one_device(family: str, case: Case) -> None:
     truth = truth_of(case)
     assert len(truth.evaluations) == max(1, case.steps)

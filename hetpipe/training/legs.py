@@ -123,8 +123,9 @@ class _Course:
         elif not self.has_whole_model:
             model = build_model(self.session.job, self.session.data)
             self.session = replace(self.session, model=model)
-        del run
-        gc.collect()  # the engine of the leg before, whose parts know each other, holds memory of its device
+        if run is not None or not self.has_whole_model:
+            del run
+            gc.collect()  # the engine of the leg before, whose parts know each other, holds memory of its device
         self.handing, self.has_whole_model = handing or Handing(self.session), False
         return handing
 

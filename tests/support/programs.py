@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -124,6 +125,11 @@ def wait_for_pids(folder: str, count: int) -> None:
 def environment_of_rank(value: Any) -> tuple[Any, ...]:
     keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE")
     return (*(int(os.environ[k]) for k in keys), value)
+
+
+def held_back() -> tuple[int, int]:
+    """How many objects are never looked at for garbage, and how many are."""
+    return gc.get_freeze_count(), len(gc.get_objects())
 
 
 def large_result() -> Tensor:

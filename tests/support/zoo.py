@@ -256,17 +256,26 @@ def train_zoo(world: World, folders: dict[str, str]) -> dict[str, dict[str, Any]
         describe_with(f"device {world.device_id}, {name}")
         saved = Path(folder).with_name(f"{name}-checkpoints")
         found[name] = _train(world, name, folder, "torch", saved)
-        found[name]["otherwise"] = {
-            "recomputed": _train(world, name, folder, "torch"),
-            "two replicas": _train(world, name, folder, "torch", two_replicas=True),
-            **{backend: _train(world, name, folder, backend) for backend in LIBRARIES},
-        }
+        found[name]["otherwise"] = {way: _train(world, name, folder, *WAYS[way]) for way in ways_of(name)}
     found["wrapped"] = train_wrapped(world, folders["llama"])
     return found
 
 
+WAYS: dict[str, tuple[Any, ...]] = {
+    "recomputed": ("torch",),
+    "two replicas": ("torch", None, True),
+    **{backend: (backend,) for backend in LIBRARIES},
+}
+
+
+def ways_of(name: str) -> list[str]:
+    """In which other ways a model trains: two of the four, by turns."""
+    at = list(ZOO).index(name)
+    return [list(WAYS)[(at + step) % len(WAYS)] for step in (0, 1)]
+
+
 def _train(
-    world: World, name: str, folder: str, backend: Backend, saved: Path | None = None, *, two_replicas: bool = False
+    world: World, name: str, folder: str, backend: Backend, saved: Path | None = None, two_replicas: bool = False
 ) -> dict[str, Any]:
     """Three steps and a checkpoint, or, where none is wanted, with all stages recomputed; or over two unlike replicas. Nothing on
     a rank without a part."""

@@ -8,6 +8,7 @@ gone, each rank ends itself.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -137,6 +138,7 @@ def serve() -> NoReturn:
     for name in preload:
         with contextlib.suppress(Exception):  # a rank that needs it says why it cannot be had
             import_module(name)
+    gc.freeze()  # what is here is never garbage: ranks need not look at it, and so share its memory
     _Server(channel).run()
 
 
