@@ -17,7 +17,7 @@ from hetpipe.documents.sections.log import JSON_LINES
 from hetpipe.documents.sections.loss import REWARD
 from hetpipe.files.messages import InputError, nearest, shown
 from hetpipe.finetune.asked import Asked
-from hetpipe.finetune.kinds import LATENTS, Found, task_of
+from hetpipe.finetune.kinds import PICTURES, TEXTS, Found, task_of
 from hetpipe.language.packing import pack
 
 SOURCE = "the job of this command"
@@ -36,7 +36,10 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     """The job but for what hangs on the model and the data. `cluster`: None where the devices are those that are here; `cards`:
     whether these, or those that a cluster file does not emulate, are GPUs. Settings of the command are in it."""
     adapter, precision = asked.adapter_keys, precision_of(asked.precision, cluster, cards=cards)
-    data, evaluate, task = _data(asked, found), _evaluation(asked, found), task_of(found.kind)
+    task, evaluate = task_of(found.kind), _evaluation(asked, found)
+    data = ARGUMENTS[task.model](asked, found)
+    if asked.evaluated is not None:
+        data[HELD_OUT] = asked.evaluated_part or 0
     rates = REWARD_RATES if asked.method == REWARD else PREFERRED_RATES if asked.prefers else task.rates
     rate = asked.rate if asked.rate is not None else rates["lora" if adapter else "full"]
     train: dict[str, Any] = {"epochs": asked.epochs or 1, "optimizer": {"name": "AdamW", "lr": rate}, "clip_norm": CLIP}
@@ -48,7 +51,7 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     if adapter is not None:
         job["adapter"] = {**adapter, "base": asked.base or base_of(precision, cluster)}
     job["data"] = {"name": found.kind, "args": data}
-    job["loss"] = _loss(asked, found)
+    job["loss"] = {"name": asked.method} if asked.prefers else dict(task.loss)
     if asked.cluster is not None or asked.emulate:
         job["cluster"] = asked.cluster or f"{asked.out}/{CLUSTER_FILE}"
     if asked.tensor_parallel:
@@ -66,35 +69,30 @@ def draft(asked: Asked, found: Found, cluster: Cluster | None, *, cards: bool) -
     return found_job
 
 
-def _data(asked: Asked, found: Found) -> dict[str, Any]:
-    """The arguments of the data."""
-    if found.kind == LATENTS:
-        for option, value in asked.of_texts.items():
-            raise InputError(f"--{option} {value} is for texts, and {found.files['folder']} holds latents: leave it out")
-        held = {} if asked.evaluated is None else {HELD_OUT: asked.evaluated_part or 0}
-        return {**found.files, "weights": asked.model, **held}
-    data: dict[str, Any] = {**found.files, "tokenizer": asked.words}
+def _of_latents(asked: Asked, found: Found) -> dict[str, Any]:
+    """The arguments of a folder of latents. InputError for options that are for texts."""
+    for option, value in asked.of_texts.items():
+        raise InputError(f"--{option} {value} is for texts, and {found.files['folder']} holds latents: leave it out")
+    return {**found.files, "weights": asked.model}
+
+
+def _of_texts(asked: Asked, found: Found) -> dict[str, Any]:
+    """The arguments of texts and records."""
     if found.kind == "text" and asked.of_records:
         option = next(iter(asked.of_records))
         raise InputError(
             f"--{option} {asked.of_records[option]} is for chats, and for questions with their answers. The data "
             f"are plain text, of which everything is learned. Leave --{option} out"
         )
-    data |= asked.of_records
+    data: dict[str, Any] = {**found.files, "tokenizer": asked.words, **asked.of_records}
     if asked.named_columns is not None:
         data["columns"] = asked.named_columns
-    if asked.evaluated is not None:
-        data[HELD_OUT] = asked.evaluated_part or 0
     if asked.length is not None:
         data[LENGTH_KEY[found.kind]] = asked.length
     return data
 
 
-def _loss(asked: Asked, found: Found) -> dict[str, Any]:
-    """The section `loss`."""
-    if asked.prefers:
-        return {"name": asked.method}
-    return {"name": "denoising"} if found.kind == LATENTS else {"name": "cross_entropy", "weight": "tokens", "fused": "auto"}
+ARGUMENTS = {TEXTS.model: _of_texts, PICTURES.model: _of_latents}  # of data, by the model that they train
 
 
 def _log(asked: Asked) -> dict[str, Any]:

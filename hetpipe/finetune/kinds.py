@@ -25,17 +25,24 @@ COUNTED: dict[str, str] = {"chat": "chat", "instructions": "pair", "text": "wind
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`model`: of a job; `library`: the package that its folders are of; `rates`: learning rates with adapters and without;
-    `batch`: samples of a step at most, unless they are asked for."""
+    """`model`: of a job; `library`: the package that its folders are of; `loss`: the job's section; `rates`: learning rates with
+    adapters and without; `batch`: samples of a step at most, unless they are asked for."""
 
     model: str
     library: str
     batch: int
+    loss: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
 
 
-TEXTS = Task(model="causal_lm", library="transformers", batch=32, rates={"lora": 2e-4, "full": 1e-5})
-PICTURES = Task(model="diffusion", library="diffusers", batch=4, rates={"lora": 1e-4, "full": 1e-5})
+TEXTS = Task(
+    model="causal_lm",
+    library="transformers",
+    batch=32,
+    loss={"name": "cross_entropy", "weight": "tokens", "fused": "auto"},
+    rates={"lora": 2e-4, "full": 1e-5},
+)
+PICTURES = Task(model="diffusion", library="diffusers", batch=4, loss={"name": "denoising"}, rates={"lora": 1e-4, "full": 1e-5})
 
 
 def task_of(kind: str) -> Task:

@@ -97,7 +97,9 @@ def dataset(name: str) -> Callable[..., Any]:
 
 def observer_points() -> list[EntryPoint]:
     """The observers of runs that other packages bring, whose names need not differ."""
-    return sorted(_all_points(tuple(sys.path)).select(group="hetpipe.observers"), key=lambda point: (point.name, source_of(point)))
+    return sorted(
+        _all_points(tuple(sys.path)).select(group="hetpipe.observers"), key=lambda point: (point.name, source_of(point))
+    )
 
 
 def source_of(point: EntryPoint) -> str:
