@@ -12,6 +12,7 @@ from hetpipe.building.build import build_data, build_layers
 from hetpipe.building.data import fetch
 from hetpipe.diffusion.folder import TransformerFolder
 from hetpipe.diffusion.kinds import kind_of
+from hetpipe.diffusion.model import build
 from hetpipe.diffusion.popular import popular
 from hetpipe.diffusion.random import random_latents
 from hetpipe.documents.job import Job
@@ -63,6 +64,36 @@ def test_values_are_drawn_by_the_seed_each_layer_its_own() -> None:
     assert matrices
     assert not any(torch.equal(one[name], other[name]) for name in matrices)
     assert all(value.isfinite().all() for value in one.values())
+
+
+def test_a_pair_of_tensors_is_one_argument() -> None:
+    """CogVideoX's table of positions, which is the same for all samples of a shape: the chain gives the model's own bits."""
+    config = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "time_embed_dim": 2,
+              "text_embed_dim": 8, "num_layers": 3, "sample_width": 8, "sample_height": 8, "sample_frames": 8,
+              "max_text_seq_length": 8, "use_rotary_positional_embeddings": True}  # fmt: skip
+    shapes = {
+        "latents": [2, 4, 8, 8],
+        "encoder_hidden_states": [8, 8],
+        "image_rotary_emb.0": [32, 8],
+        "image_rotary_emb.1": [32, 8],
+    }
+    kind = "CogVideoXTransformer3DModel"
+    splits = random_latents(kind, shapes, samples=3)
+    data: Any = splits.train
+    assert len(data.groups.unique()) == 1
+    assert splits.called is not None
+    assert splits.names == ("hidden_states", "timestep", "encoder_hidden_states", "image_rotary_emb", "image_rotary_emb")
+    layers = build(splits.called, type=kind, **config)
+    materialise(layers)
+    model = TransformerFolder.of_type(kind, config).made()
+    every: Any = layers
+    model.load_state_dict({layer.library_names[own]: value for layer in every for own, value in layer.state_dict().items()})
+    inputs, _ = fetch(data, torch.arange(3), 1, 0)
+    mixed, time, texts, cosines, sines = inputs
+    with torch.no_grad():
+        wanted = model.eval()(mixed, texts, time, image_rotary_emb=(cosines[0], sines[0]), return_dict=False)[0]
+        assert torch.equal(layers.eval()(inputs), wanted)
+        assert not torch.equal(model(mixed, texts, time, return_dict=False)[0], wanted)
 
 
 @pytest.mark.parametrize(

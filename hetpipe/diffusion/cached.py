@@ -1,6 +1,6 @@
 """A folder of latents: a safetensors file for each sample, in which each tensor has the name of an argument of the transformer,
-but for `latents`, what the VAE has made of the picture or video. Whole numbers that differ from shape to shape (img_shapes,
-height) are in the file's metadata, as JSON."""
+but for `latents`, what the VAE has made of the picture or video; those of a pair are `image_rotary_emb.0` and `.1`. Whole numbers
+that differ from shape to shape (img_shapes, height) are in the file's metadata, as JSON."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CachedFolder:
         """`arguments`: of the transformer; `alone`: those without samples, which all samples of a group share. InputError where
         these entries do not fit together, or have something that is no argument."""
         self.entries, self.empty = list(entries), empty
-        self.alone = frozenset(alone) & {*self.entries[0].kinds}
+        self.alone = frozenset(name for name in self.entries[0].kinds if argument_of(name) in alone)
         self._check(arguments)
         if empty is not None:
             self._check_empty(empty)
@@ -100,7 +100,7 @@ class CachedFolder:
         if LATENTS not in first.kinds:
             raise InputError(f"{first.file} has no tensor {LATENTS!r}; it has {', '.join(first.kinds) or 'none'}")
         for name in (*first.kinds, *first.sizes):
-            if name != LATENTS and name not in arguments:
+            if name != LATENTS and argument_of(name) not in arguments:
                 raise InputError(
                     f"{first.file} has {name!r}, which is no argument of the transformer{nearest(name, arguments)}: call each "
                     f"tensor as the transformer calls it, and what is learned {LATENTS}"
@@ -150,6 +150,11 @@ class CachedFolder:
         shared = entry.tensors(self.alone) if self.alone else {}
         digests = {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in shared.items()}
         return repr((entry.kinds, entry.sizes, digests))
+
+
+def argument_of(name: str) -> str:
+    """The argument of a tensor of this name, which may be one of several."""
+    return name.partition(".")[0]
 
 
 def _numbers(file: Path, key: str, text: str) -> Any:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from hetpipe.building.datasets import Called, DataSplits, held_out
-from hetpipe.diffusion.cached import LATENTS, CachedFolder, Entry
+from hetpipe.diffusion.cached import LATENTS, CachedFolder, Entry, argument_of
 from hetpipe.diffusion.folder import PART, TransformerFolder
 from hetpipe.diffusion.kinds import kind_of
 from hetpipe.diffusion.noise import ALL, Noise
@@ -87,10 +87,11 @@ class Latents(Dataset[tuple[Inputs, Inputs]]):
         latents = tensors.pop(LATENTS)
         time = torch.zeros((), dtype=torch.float32 if self.noise.signal is None else torch.int64)
 
-        def batch(name: str, tensor: Tensor) -> Any:
-            return tensor if name in kind.alone else [tensor] if name in kind.listed else tensor[None]
-
-        named = {name: batch(name, tensor) for name, tensor in self._named(latents, time, tensors).items()}
+        named = dict[str, Any]()
+        for name, tensor in self._named(latents, time, tensors).items():
+            argument = argument_of(name)
+            own = tensor if argument in kind.alone else [tensor] if argument in kind.listed else tensor[None]
+            named[argument] = (*named.get(argument, ()), own) if argument != name else own
         alone = tuple(name for name in kind.alone if name in named)
         return Called(values={**named, **entry.sizes}, alone=alone, sizes=tuple(entry.sizes))
 
@@ -170,4 +171,5 @@ def _guidance(folder: TransformerFolder, said: float | None) -> float | None:
 
 
 def _names(called: Called) -> tuple[str, ...]:
-    return tuple(name for name, value in called.values.items() for _ in (tree_leaves(value) if name in called.sizes else [0]))
+    several = {name for name, value in called.values.items() if name in called.sizes or isinstance(value, tuple)}
+    return tuple(name for name, value in called.values.items() for _ in (tree_leaves(value) if name in several else [0]))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hetpipe.building.datasets import DataSplits, require_count
-from hetpipe.diffusion.cached import CachedFolder, Entry, as_tuples
+from hetpipe.diffusion.cached import CachedFolder, Entry, argument_of, as_tuples
 from hetpipe.diffusion.folder import TransformerFolder
 from hetpipe.diffusion.kinds import kind_of
 from hetpipe.diffusion.latents import splits_of
@@ -27,9 +27,12 @@ MASK, IDS = "mask", "_ids"  # parts of names
 
 @dataclass(frozen=True)
 class RandomEntry(Entry):
-    """A sample of normal numbers, drawn by its `seed`; positions are zeros, and masks hide nothing."""
+    """A sample of normal numbers, drawn by its `seed`, or by that of all where they are `shared`; positions are zeros, and masks
+    hide nothing."""
 
     seed: int = 0
+    seed_of_all: int = 0
+    shared: Collection[str] = ()
 
     def tensors(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
         """Draw its tensors, in the order of their names."""
@@ -41,7 +44,8 @@ class RandomEntry(Entry):
             return torch.ones(shape, dtype=torch.int64)
         if name.endswith(IDS):
             return torch.zeros(shape)
-        return torch.randn(shape, generator=torch.Generator().manual_seed(self.seed ^ zlib.crc32(name.encode())))
+        seed = self.seed_of_all if argument_of(name) in self.shared else self.seed
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode())))
 
 
 def random_latents(
@@ -67,12 +71,12 @@ def random_latents(
     every = [shapes] if isinstance(shapes, Mapping) else list(shapes)
     kind = kind_of(type, None)
     folder = TransformerFolder.of_type(type, {}, kind.prediction)
-    entries = [_entry(every[number % len(every)], number, seed) for number in range(samples)]
+    entries = [_entry(every[number % len(every)], number, seed, kind.alone) for number in range(samples)]
     cached = CachedFolder(entries, folder.arguments, kind.alone)
     return splits_of(cached, folder, Noise.of(folder, kind), guidance, test_fraction=test_fraction)
 
 
-def _entry(shapes: Mapping[str, Any], number: int, seed: int) -> RandomEntry:
+def _entry(shapes: Mapping[str, Any], number: int, seed: int, shared: Collection[str]) -> RandomEntry:
     kinds = dict[str, tuple[str, tuple[int, ...]]]()
     for name in sorted({*shapes} - {SIZES}):
         shape = shapes[name]
@@ -83,4 +87,5 @@ def _entry(shapes: Mapping[str, Any], number: int, seed: int) -> RandomEntry:
         kinds[name] = ("I64" if MASK in name else "F32", tuple(shape))
     sizes = {name: as_tuples(value) for name, value in sorted(dict(shapes.get(SIZES, {})).items())}
     digest = hashlib.sha256(repr((kinds, sizes, seed, number)).encode()).hexdigest()
-    return RandomEntry(Path(f"sample {number}"), kinds, sizes, digest, zlib.crc32(digest.encode()))
+    own, of_all = zlib.crc32(digest.encode()), zlib.crc32(repr((kinds, seed)).encode())
+    return RandomEntry(Path(f"sample {number}"), kinds, sizes, digest, own, of_all, shared)
