@@ -122,6 +122,8 @@ def test_what_is_no_model_is_told(args: dict[str, Any], told: str) -> None:
         (WAN, {"latents": [4, 0]}, r"the shape of 'latents' is \[4, 0\]; expected whole numbers"),
         ("WanTransformer", {"latents": [4]}, "it is not known how a WanTransformer is called"),
         (WAN, {"encoder_hidden_states": [8, 32]}, "has no tensor 'latents'"),
+        (WAN, [], r"shapes is \[\]; expected a mapping"),
+        (WAN, {"latents": [4, 1, 8, 8], "sizes": [8]}, r"sizes is \[8\]; expected whole numbers by name"),
         (WAN, {"latents": [4, 1, 8, 8], "text": [8, 32]}, "has 'text', which is no argument of the transformer"),
     ],
 )

@@ -68,7 +68,11 @@ def random_latents(
         seed: decides all numbers.
     """
     require_count("samples", samples, NAME)
-    every = [shapes] if isinstance(shapes, Mapping) else list(shapes)
+    every = [shapes] if isinstance(shapes, Mapping) else shapes
+    if not isinstance(every, list) or not every or not all(isinstance(each, Mapping) for each in every):
+        raise InputError(
+            f"{NAME}: shapes is {shown(shapes)}; expected a mapping, such as {{latents: [64, 16]}}, or a list of such"
+        )
     kind = kind_of(type, None)
     folder = TransformerFolder.of_type(type, {}, kind.prediction)
     entries = [_entry(every[number % len(every)], number, seed, kind.alone) for number in range(samples)]
@@ -85,7 +89,10 @@ def _entry(shapes: Mapping[str, Any], number: int, seed: int, shared: Collection
         ):
             raise InputError(f"{NAME}: the shape of {name!r} is {shown(shape)}; expected whole numbers, such as [64, 16]")
         kinds[name] = ("I64" if MASK in name else "F32", tuple(shape))
-    sizes = {name: as_tuples(value) for name, value in sorted(dict(shapes.get(SIZES, {})).items())}
+    said = shapes.get(SIZES, {})
+    if not isinstance(said, Mapping):
+        raise InputError(f"{NAME}: {SIZES} is {shown(said)}; expected whole numbers by name, such as {{height: 8}}")
+    sizes = {name: as_tuples(said[name]) for name in sorted(said)}
     digest = hashlib.sha256(repr((kinds, sizes, seed, number)).encode()).hexdigest()
     own, of_all = zlib.crc32(digest.encode()), zlib.crc32(repr((kinds, seed)).encode())
     return RandomEntry(Path(f"sample {number}"), kinds, sizes, digest, own, of_all, shared)

@@ -116,15 +116,11 @@ def _run(name: str, layer: nn.Module, types: NumberTypes, row: Row, whole: Model
         if whole is not None:
             targets = as_value([torch.empty(t.shape, dtype=t.dtype) for t in as_tuple(whole.sample(1)[1])])
             outputs = (whole.loss.share(as_value(outputs), targets, 1.0),)
-    ends = [t for t in outputs if t.requires_grad and t.grad_fn is not None]
-    wanted = [t for t in (*given, *fakes.values()) if t.requires_grad]
-    if ends and wanted:
-        with backward:
-            torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
+    with backward:
+        _run_backward(outputs, [*given, *fakes.values()])
     entered = {_storage(t): k for k, t in enumerate(given)}
     saved = {at: t for at, t in seen.saved.items() if at not in seen.own and at not in seen.casts}
-    made = [m.in_features * m.out_features for m in layer.modules() if isinstance(m, QuantisedLinear)]
-    parameters, number = [fakes[own] for own, _ in layer.named_parameters()], BYTES[types.computed or "float32"]
+    parameters, made = [fakes[own] for own, _ in layer.named_parameters()], _made(layer, types)
     found = CountedLayer(
         name=name,
         forward=forward.get_total_flops(),
@@ -136,8 +132,8 @@ def _run(name: str, layer: nn.Module, types: NumberTypes, row: Row, whole: Model
         first_saved=sum(t.untyped_storage().nbytes() for at, t in saved.items() if at not in entered),
         output=_bytes(left),
         cast=sum(seen.casts.values()),
-        made=number * sum(made),
-        largest_made=number * max(made, default=0),
+        made=sum(made),
+        largest_made=max(made, default=0),
     )
     return _Found(
         layer=found,
@@ -147,6 +143,19 @@ def _run(name: str, layer: nn.Module, types: NumberTypes, row: Row, whole: Model
         rows=seen.rows,
         width=seen.width,
     )
+
+
+def _run_backward(outputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    ends = [t for t in outputs if t.requires_grad and t.grad_fn is not None]
+    wanted = [t for t in given if t.requires_grad]
+    if ends and wanted:
+        torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
+
+
+def _made(layer: nn.Module, types: NumberTypes) -> list[int]:
+    """Bytes of each matrix that is made of a quantised one."""
+    number = BYTES[types.computed or "float32"]
+    return [number * m.in_features * m.out_features for m in layer.modules() if isinstance(m, QuantisedLinear)]
 
 
 @contextmanager
