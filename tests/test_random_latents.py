@@ -68,9 +68,9 @@ def test_values_are_drawn_by_the_seed_each_layer_its_own() -> None:
 
 def test_a_pair_of_tensors_is_one_argument() -> None:
     """CogVideoX's table of positions, which is the same for all samples of a shape: the chain gives the model's own bits."""
-    config: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "time_embed_dim": 2,
-              "text_embed_dim": 8, "num_layers": 3, "sample_width": 8, "sample_height": 8, "sample_frames": 8,
-              "max_text_seq_length": 8, "use_rotary_positional_embeddings": True}  # fmt: skip
+    sides = dict.fromkeys(("sample_width", "sample_height", "sample_frames", "attention_head_dim", "text_embed_dim"), 8)
+    config: dict[str, Any] = {**sides, "num_attention_heads": 2, "in_channels": 4, "out_channels": 4, "time_embed_dim": 2}
+    config |= {"num_layers": 3, "max_text_seq_length": 8, "use_rotary_positional_embeddings": True}
     shapes = {
         "latents": [2, 4, 8, 8],
         "encoder_hidden_states": [8, 8],
