@@ -127,6 +127,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     from hetpipe.cli import exits
     from hetpipe.files.screen import Screen
     from hetpipe.processes import progress
+    from hetpipe.processes.whereabouts import resumes_from
 
     monkeypatch.setattr(cli, "start_server", lambda _: None)
     monkeypatch.setattr(exits, "end_server", lambda: None)
@@ -139,6 +140,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(cli, "err", Screen(stderr=True, width=200))
         monkeypatch.setattr(sys, "path", [*sys.path])
         monkeypatch.setenv("COLUMNS", "200")
+        resumes_from("")  # as a process begins
         with pytest.raises(SystemExit) as ended:
             cli.main(command_line())
         captured = capsys.readouterr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import replace
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ def bring(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def brought(*names: str) -> None:
         points = [EntryPoint(name, f"tests.test_observers:{name}", "hetpipe.observers") for name in names]
-        monkeypatch.setattr(registry, "_all_points", lambda _: EntryPoints(points))
+        monkeypatch.setattr(registry, "_all_points", lambda _: {"hetpipe.observers": tuple(points)})
 
     return brought
 

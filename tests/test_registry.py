@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 import sys
 from importlib import import_module
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,7 @@ def test_unknown_names(call: object, name: str, message: str) -> None:
 def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "hetpipe.partitioners.auto:Auto", "hetpipe.partitioners")
     broken = EntryPoint("broken", "no_such_package:Planner", "hetpipe.partitioners")
-    monkeypatch.setattr(registry, "_all_points", lambda _: EntryPoints([point, broken]))
+    monkeypatch.setattr(registry, "_all_points", lambda _: {"hetpipe.partitioners": (point, broken)})
     assert {"mine", "auto"} <= set(registry.partitioner_names())
     assert registry.partitioner("mine").name == "auto"
     with pytest.raises(InputError, match=r"cannot load 'broken' \(no_such_package:Planner\).*No module named"):

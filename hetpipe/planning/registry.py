@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from hetpipe.documents.job import Job
@@ -97,9 +97,7 @@ def dataset(name: str) -> Callable[..., Any]:
 
 def observer_points() -> list[EntryPoint]:
     """The observers of runs that other packages bring, whose names need not differ."""
-    return sorted(
-        _all_points(tuple(sys.path)).select(group="hetpipe.observers"), key=lambda point: (point.name, source_of(point))
-    )
+    return sorted(_all_points(tuple(sys.path)).get("hetpipe.observers", ()), key=lambda point: (point.name, source_of(point)))
 
 
 def source_of(point: EntryPoint) -> str:
@@ -155,13 +153,14 @@ def _modules(package: str) -> list[str]:
 
 
 def _points(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in _all_points(tuple(sys.path)).select(group=group)}
+    return {point.name: point for point in _all_points(tuple(sys.path)).get(group, ())}
 
 
 @cache
-def _all_points(path: tuple[str, ...]) -> EntryPoints:
-    """Entry points of all packages on this path; to read them takes 14 ms."""
-    return cast(EntryPoints, entry_points())
+def _all_points(path: tuple[str, ...]) -> dict[str, tuple[EntryPoint, ...]]:
+    """Our entry points of all packages on this path, by their groups; to read them takes 14 ms."""
+    found = entry_points()
+    return {group: tuple(found.select(group=group)) for group in found.groups if group.startswith("hetpipe.")}
 
 
 def load_point(point: EntryPoint) -> Any:
