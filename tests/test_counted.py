@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -31,8 +32,14 @@ def built(name: str, base: str | None = "fp8") -> Model:
     return build_model(job, build_data(job))
 
 
-@pytest.mark.parametrize("base", ["fp8", "bf16", None])
-@pytest.mark.parametrize("name", SMALL)
+BASES = ("fp8", "bf16", None)
+FIRST = set(zip(SMALL, BASES, strict=True))  # each model and each base once; `make test-all` has all pairs
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [pytest.param(*pair, marks=() if pair in FIRST else pytest.mark.thorough) for pair in itertools.product(SMALL, BASES)],
+)
 def test_counted_bytes_are_those_of_a_run_or_a_few_more(name: str, base: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     model = built(name, base)

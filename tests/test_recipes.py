@@ -29,7 +29,7 @@ def test_each_has_a_cluster_or_is_a_job_and_stands_on_the_page() -> None:
             assert Cluster.load(file).device_count > 1
 
 
-ASKED = [pytest.param(f, marks=pytest.mark.thorough if f.stem in ("flux.1-dev-lora", "qwen-image-lora") else ()) for f in LARGE]
+ASKED = [pytest.param(f, marks=pytest.mark.thorough if Job.read(f).model.name == "diffusion" else ()) for f in LARGE]
 
 
 @pytest.mark.parametrize("file", ASKED, ids=lambda file: file.stem)

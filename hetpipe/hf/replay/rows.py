@@ -1,4 +1,5 @@
-"""Whether a model of transformers takes the rows of a job's data as samples of their own."""
+"""Whether a model of transformers takes the rows of a job's data as samples of their own. transformers, half a second of import,
+is there already where there is such a model, and not imported where there is none."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ from hetpipe.building.data import Ragged
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.fused import WithLabels
 from hetpipe.hf.chain import SCORE
-from hetpipe.hf.replay.classes import causal_lm_of
-from hetpipe.hf.replay.tiny import limits_of, tiny
 from hetpipe.layers.model import Model, Tensors, as_tuple
 from hetpipe.layers.trials.apart import note_of_switch, refuse_looking_ahead, refuse_mixing, refuse_strange, refuse_switch
 from hetpipe.processes.environment import own_rank
@@ -52,6 +51,8 @@ def _replayed(layers: nn.Sequential) -> Any:
 
 def _class_of(whole: Any) -> Any:
     """The class of its model of language, which gives logits for each token; a reward model's own gives one score."""
+    from hetpipe.hf.replay.classes import causal_lm_of
+
     return causal_lm_of(whole.config)[0] if hasattr(whole, SCORE) else type(whole)
 
 
@@ -62,12 +63,16 @@ def _check_padded(whole: Any, data: Ragged, *, masked: bool) -> None:
     if told is not None and own_rank() == 0:
         warn(told)
     if not masked:
+        from hetpipe.hf.replay.tiny import tiny
+
         refuse_looking_ahead(kind := _class_of(whole), tiny(kind, whole.config))
 
 
 def _refuse_mixed(whole: Any, split: Any, inputs: Tensors) -> None:
     """InputError if a model of transformers would see samples beside one in its row. Data that do not say how long their samples
     are may have any in rows of this length."""
+    from hetpipe.hf.replay.tiny import limits_of, tiny
+
     reach = getattr(split, "reach", (1, as_tuple(inputs)[0].shape[-1]))
     refuse_switch(whole.config, reach)
     small = tiny(kind := _class_of(whole), whole.config)
