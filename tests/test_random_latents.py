@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetpipe.building.build import build_data, build_layers
+from hetpipe.building.build import build_data, build_layers, build_model
 from hetpipe.building.data import fetch
 from hetpipe.diffusion.folder import TransformerFolder
 from hetpipe.diffusion.kinds import kind_of
@@ -130,6 +130,25 @@ def test_what_is_no_model_is_told(args: dict[str, Any], told: str) -> None:
 def test_what_are_no_samples_is_told(kind: str, shapes: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         random_latents(kind, shapes)
+
+
+def test_samples_that_do_not_fit_the_model_are_told_by_their_shapes() -> None:
+    """Those of each shape are looked at before anything is measured."""
+    small = ROOT / "configs" / "recipes" / "flux.1-dev-lora-laptop.yaml"
+    job = Job.read(small)
+    shapes = job.data.args["shapes"]
+    wrong = [shapes[0], {**shapes[0], "latents": [16, 8]}]
+    args = {**job.data.args, "shapes": wrong}
+    job = job.model_copy(update={"data": job.data.model_copy(update={"args": args})})
+    with pytest.raises(
+        InputError, match=r"the samples of the shape of sample 1 do not fit the model: layer 'embed' .*\(1, 16, 8\)"
+    ):
+        build_model(job, build_data(job))
+    lacking = {name: shape for name, shape in shapes[0].items() if name != "pooled_projections"}
+    job = job.model_copy(update={"data": job.data.model_copy(update={"args": {**args, "shapes": lacking}})})
+    told = r"does not run with such inputs: .*\. It is given hidden_states \[1, 16, 16\].*, and without pooled_projections"
+    with pytest.raises(InputError, match=told):
+        build_model(job, build_data(job))
 
 
 PARAMETERS = {  # billions, by those who published them

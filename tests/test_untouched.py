@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import random
 from contextlib import suppress
 from typing import Any
@@ -129,6 +130,15 @@ def test_a_table_of_the_first_forward_is_not_one_of_tracing(where: str) -> None:
     assert type(output) is Tensor
     trace_boundaries(net, torch.ones(3, 4))
     assert torch.equal(net(torch.ones(3, 4)), output), "of a table that is real, tracing makes use"
+
+
+def test_a_cache_of_what_was_imported_before_a_rank_was_forked_is_emptied() -> None:
+    """The server of ranks puts all that it has imported where nobody looks for garbage, diffusers' tables of positions too."""
+    gc.freeze()
+    try:
+        test_a_table_of_the_first_forward_is_not_one_of_tracing("a cache of functools")
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(("where", "named"), [(of_module, " in tests.test_untouched"), (of_class, " in the class WithTable")])

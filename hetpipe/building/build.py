@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hetpipe.building.called import called_with, masked_first, refuse_other_inputs
-from hetpipe.building.data import MapDataset, Preferences, Ragged, check_lengths, count_of, fetch, largest_of
+from hetpipe.building.data import Grouped, MapDataset, Preferences, Ragged, check_lengths, count_of, fetch, largest_of
 from hetpipe.building.datasets import DataSplits
 from hetpipe.building.evaluated import evaluated_section, refuse_nothing
 from hetpipe.building.fused import fused_loss, labels_of, rows_of, scored, with_labels
@@ -319,7 +319,25 @@ def build_model(job: Job, splits: DataSplits) -> Model:
     check_batch_norm(model.layers, model.batch_norm, whole_replicas=job.plan.backend != "torch")
     rows, kinds = trace(model.layers, model.inputs, backward=True)
     check_sample(model, rows[-1], f"data {job.data.label!r}", targets, numbers)
-    return replace(model, kinds=kinds)
+    model = replace(model, kinds=kinds)
+    if isinstance(data, Grouped):
+        _check_groups(job, model, data)
+    return model
+
+
+def _check_groups(job: Job, model: Model, data: Grouped) -> None:
+    """InputError where samples of one shape do not run through the layers, as those of the largest do."""
+    every: Any = data
+    for group in data.groups.unique().tolist()[:-1]:
+        number = int((data.groups == group).nonzero()[0])
+        inputs, _ = fetch(every, torch.tensor([number]), job.train.seed, 0)
+        try:
+            trace(model.layers, as_type(inputs, job.train.dtype), kinds=model.kinds)
+        except InputError as error:
+            source = every.source(number) if hasattr(every, "source") else f"sample {number}"
+            raise InputError(
+                f"data {job.data.label!r}: the samples of the shape of {source} do not fit the model: {error}"
+            ) from error
 
 
 def _torch_class(module: Any, base: type, name: str, what: str) -> type:

@@ -57,6 +57,10 @@ class Latents(Dataset[tuple[Inputs, Inputs]]):
         ordered, unordered = (hashlib.sha256("".join(each).encode()).hexdigest()[:32] for each in (own, sorted(own)))
         return ordered, unordered
 
+    def source(self, index: int) -> str:
+        """The file of a sample."""
+        return str(self.folder.entries[int(self.numbers[index])].file)
+
     def __getitem__(self, index: int) -> tuple[Inputs, Inputs]:
         entry = self.folder.entries[int(self.numbers[index])]
         tensors = entry.tensors()

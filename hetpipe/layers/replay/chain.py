@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ def chain_of(
     modules. `source`: of values, where the model has none. InputError says why it is no chain."""
     given = Given(inputs, _samples(inputs, alone, sizes), alone, sizes)
     tensors = given.tensors(inputs)
-    with _told(type(model).__name__):
+    with _told(model, inputs):
         anatomy = _looked_at(model, given, tensors)
         check_alike(model, anatomy, given, tensors)
     found = layers_of(model, Skeleton(model, list(anatomy.lists)), anatomy, given, source)
@@ -93,8 +94,9 @@ def _looked_at(model: nn.Module, given: Given, tensors: Sequence[Tensor]) -> Ana
 
 
 @contextmanager
-def _told(kind: str) -> Iterator[None]:
-    """Whatever a model of this kind says when it runs, as an InputError."""
+def _told(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Whatever a model says when it runs with these, as an InputError."""
+    kind = type(model).__name__
     try:
         yield
     except InputError:
@@ -105,7 +107,12 @@ def _told(kind: str) -> Iterator[None]:
             "to do"
         ) from None
     except Exception as error:
-        raise InputError(f"{kind} does not run with such inputs: {one_line(error)}") from error
+        given = [f"{name} {list(value.shape)}" for name, value in inputs.items() if isinstance(value, Tensor)]
+        takes = [name for name in inspect.signature(inspect.unwrap(model.forward)).parameters if name not in ("self", *inputs)]
+        raise InputError(
+            f"{kind} does not run with such inputs: {one_line(error).rstrip('.')}. It is given {', '.join(given)}, and without "
+            f"{', '.join(takes) or 'nothing'}"
+        ) from error
 
 
 def _samples(inputs: Mapping[str, Any], alone: Sequence[str], sizes: Sequence[str]) -> int:

@@ -52,6 +52,7 @@ class Fakes(TorchFunctionMode):
         """InputError if a tensor that was made is kept by something that is no module of the model, whose attributes are put
         back: a real forward would find it there. (Function caches, in which it is an entry like any other, are emptied.)"""
         if self._left():
+            gc.unfreeze()  # in a rank, what was imported before it was forked is not looked at otherwise
             gc.collect()
         if left := self._left():
             _empty_caches({id(tensor) for tensor, _ in left})
