@@ -206,6 +206,10 @@ def test_what_if_tells_what_it_cannot_count(run: Command, tmp_path: Any) -> None
     pipeline("PixArt", tmp_path)
     told = run("what-if", str(tmp_path), "--gpus", "3090").err
     assert "is a PixArtTransformer2DModel; what a sample is, is known of" in told
+    pipeline("SD3", tmp_path / "small")
+    told = run("what-if", str(tmp_path / "small"), "--gpus", "3090").err
+    assert "cannot be counted, with samples as well-known models of its type have them: " in told
+    assert "encoder_hidden_states [1, 333, 4096]" in told
     told = run("what-if", "flux.1-dev", "--gpus", "3090", "--base", "fp8").err
     assert "--base fp8 is for weights that are frozen beside adapters" in told
     told = run("what-if", "qwen3-8b", "--gpus", "3090", "--side", "64").err

@@ -57,4 +57,9 @@ def counted_model(name: str, found: Popular, lora: str | None, base: str, side: 
     job = Job.parse(said, f"what-if {name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says which kernels it would not use
-        return counted(replace(build_model(job, build_data(job)), name=name), found.source, words)
+        try:
+            return counted(replace(build_model(job, build_data(job)), name=name), found.source, words)
+        except InputError as error:
+            raise InputError(
+                f"{name} cannot be counted, with samples as well-known models of its type have them: {error}"
+            ) from None
